@@ -1,0 +1,52 @@
+"""Plug-ins by file name: the file's name is the registered name, and there is no central list.
+
+Listing reads file names and docstrings without importing anything; loading imports one file.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib
+from pathlib import Path
+from typing import Any
+
+from e2e.errors import UsageError
+
+ROOT = Path(__file__).parent
+KINDS = ("tasks", "ops", "builders", "formats", "reports")
+
+
+def names(kind: str) -> list[str]:
+    """Registered names of one kind of plug-in, sorted; underscores in file names read as dashes for tasks."""
+    return sorted(_public(path.stem, kind) for path in (ROOT / kind).glob("*.py") if path.stem[0] != "_")
+
+
+def summary(kind: str, name: str) -> str:
+    """First line of the plug-in's docstring, read without importing it."""
+    tree = ast.parse(_path(kind, name).read_text(encoding="utf-8"))
+    return (ast.get_docstring(tree) or "").split("\n", 1)[0]
+
+
+def load(kind: str, name: str) -> Any:
+    """Import one plug-in and return its `PLUGIN`.
+
+    Raises:
+        UsageError: no plug-in of that name; the message lists the nearest one.
+    """
+    path = _path(kind, name)
+    return importlib.import_module(f"e2e.{kind}.{path.stem}").PLUGIN
+
+
+def _path(kind: str, name: str) -> Path:
+    path = ROOT / kind / f"{name.replace('-', '_')}.py"
+    if name.startswith("_") or not path.is_file():
+        known = names(kind)
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+        raise UsageError(f"no {kind[:-1]} called {name!r}; {hint} (see `e2e list {kind}`)")
+    return path
+
+
+def _public(stem: str, kind: str) -> str:
+    return stem.replace("_", "-") if kind in ("tasks", "builders") else stem

@@ -1,0 +1,1 @@
+"""Frozen records that are read from or written to disk; everything else stays private to its stage."""

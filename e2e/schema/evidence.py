@@ -1,0 +1,297 @@
+"""Evidence: what was observed, without opinion. `judge` reads nothing else."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from e2e.schema.record import Record
+from e2e.schema.words import Mode, ReasonCode, Role, Stage
+from e2e.units import Bytes, Ratio, Seconds
+
+
+class Where(Record):
+    """Where something went wrong; absent parts are None."""
+
+    file: str | None = None
+    line: int | None = None
+    site: str | None = None
+    shape: str | None = None
+    dtype: str | None = None
+    parameter: str | None = None
+    position: str | None = None
+
+
+class Fault(Record):
+    """Something that ended a part of the run."""
+
+    code: ReasonCode
+    message: str
+    stage: Stage
+    where: Where = Where()
+
+
+class BuildRecord(Record):
+    """One kernel's build."""
+
+    kernel: str
+    """sha256 of the kernel."""
+    seconds: Seconds
+    cached: bool
+    command: str | None = None
+    log: str = ""
+    """What the compiler said, at most a few kilobytes."""
+    resources: list[str] = []
+    """Registers, spills and shared memory, as the compiler reports them."""
+
+
+class SiteRecord(Record):
+    """One place where the op happens in this model."""
+
+    fqn: str
+    owner: str
+    """Class of the module that owns the site."""
+    status: Literal["patched", "declined", "incompatible"]
+    reason: str | None = None
+    """Why it was not patched, in words."""
+    dims: dict[str, int | str] = {}
+    calls: int = 0
+    """Calls of the kernel in one untimed step."""
+
+
+class Engagement(Record):
+    """Proof that the kernel ran where it should."""
+
+    sites_found: int
+    sites_patched: int
+    sites_called: int
+    calls: int
+    """Calls of the kernel in one step."""
+    coverage: Ratio | None
+    """Share of the op's sites that run the kernel."""
+    sites: list[SiteRecord]
+    watermark_moved: bool | None = None
+    """Whether replacing the kernel's output by a constant moved the model's output."""
+    device_kernels: list[str] = []
+    """Device kernels (or operators) present in the candidate's trace and absent from the baseline's."""
+    proof: str = ""
+    """How engagement was proven, in words."""
+
+
+class OpCheck(Record):
+    """The kernel against the reference on one input."""
+
+    site: str
+    label: str
+    """`captured` or the name of the edge input."""
+    shape: str
+    stride: str
+    dtype: str
+    status: Literal["passed", "wrong", "declined", "raised"]
+    error_candidate: float | None
+    """Relative root-mean-square error against the reference."""
+    error_baseline: float | None
+    worst_row_candidate: float | None = None
+    worst_row_baseline: float | None = None
+    allowed: float | None = None
+    """Largest error that would have passed."""
+    code: ReasonCode | None = None
+    message: str = ""
+
+
+class MutantCheck(Record):
+    """A wrong kernel made on purpose, put through the same check."""
+
+    name: str
+    caught: bool
+
+
+class ModelCheck(Record):
+    """The model's outputs with the kernel, against one precision higher."""
+
+    reference: str
+    """Precision of the reference."""
+    tokens: int
+    error_candidate: float | None
+    """Relative root-mean-square error of the logits."""
+    error_baseline: float | None
+    allowed: float | None
+    kl_candidate: float | None
+    """Mean KL(reference || candidate), nats per token."""
+    kl_baseline: float | None
+    top1_candidate: Ratio | None
+    """Share of tokens whose most likely next token is the reference's."""
+    top1_baseline: Ratio | None
+    status: Literal["passed", "wrong"]
+    code: ReasonCode | None = None
+
+
+class TrainingCheck(Record):
+    """One training step, arm against arm."""
+
+    parameters: int
+    with_gradient_baseline: int
+    with_gradient_candidate: int
+    missing: list[str]
+    """Parameters that lost their gradient."""
+    worst_parameter: str | None = None
+    worst_error_candidate: float | None = None
+    worst_error_baseline: float | None = None
+    loss_baseline: float | None = None
+    loss_candidate: float | None = None
+    status: Literal["passed", "wrong"]
+    code: ReasonCode | None = None
+
+
+class ArmRecord(Record):
+    """One way to run the step, tried in the pilot."""
+
+    name: str
+    role: Role
+    mode: Mode
+    alternative: str | None = None
+    """Name of the PyTorch alternative put at the sites, if any."""
+    status: Literal["ok", "failed", "void", "skipped"]
+    reason: str | None = None
+    """Why it failed, is void (ran eagerly while called compiled), or was skipped."""
+    first_step_s: Seconds | None = None
+    """First step in a fresh process, compilation included."""
+    step_s: Seconds | None = None
+    """Median pilot step; chooses the mode, and is never part of an interval."""
+    compiled_regions: int | None = None
+    """Compiled regions entered in one step; None for eager arms."""
+    kernel_calls: int | None = None
+    """Nodes (compiled) or calls (eager) of the kernel in one step."""
+
+
+class Segment(Record):
+    """Consecutive timed steps of one arm, stamped by the parent around whole device syncs."""
+
+    phase: Literal["pilot", "ceiling", "verdict"]
+    worker: int
+    block: int
+    position: int
+    """Place in its block, from 0."""
+    arm: str
+    steps: int
+    seconds: Seconds
+    seed: int
+    """Seed of the inputs."""
+
+
+class MemoryRecord(Record):
+    """Memory of one arm, alone in a process of its own."""
+
+    arm: str
+    peak_allocated_bytes: Bytes | None = None
+    peak_reserved_bytes: Bytes | None = None
+    device_used_delta_bytes: Bytes | None = None
+    host_high_water_bytes: Bytes | None = None
+
+
+class Audit(Record):
+    """Timed steps replayed in a fresh process; their fingerprints compared."""
+
+    steps_timed: int
+    steps_committed: int
+    """Timed steps that committed a fingerprint of their outputs."""
+    steps_audited: int
+    mismatches: list[str]
+    """`arm: n of m`, for arms whose replay did not match."""
+    baseline_repeats: bool | None
+    """Whether the baseline repeats itself bit for bit in another process."""
+
+
+class Isolated(Record):
+    """The op alone, at this workload's shapes, warm; for explanation only."""
+
+    shape: str
+    calls_per_step: int
+    eager_s: Seconds
+    """The model's own module."""
+    alternative: str | None
+    alternative_s: Seconds | None
+    candidate_s: Seconds
+    plumbing_s: Seconds | None = None
+    """Host cost e2e's own binding adds per call over the bare function."""
+
+
+class KernelTime(Record):
+    """One row of the profiler's kernel table, summed over the profiled steps."""
+
+    name: str
+    calls: int
+    """Per step."""
+    baseline_s: Seconds | None
+    candidate_s: Seconds | None
+
+
+class TraceRecord(Record):
+    """One untimed, profiled pass of one arm."""
+
+    arm: str
+    path: str
+    """Relative to the run folder."""
+    events: int
+    device_events: int
+    steps: int
+
+
+class DeviceFacts(Record):
+    """Where the run happened."""
+
+    kind: Literal["cpu", "cuda"]
+    name: str
+    count_threads: int
+    total_memory_bytes: Bytes | None = None
+    busy_ratio: Ratio | None = None
+    """Device-busy share of the best baseline's step, from its trace; None where it cannot be seen."""
+
+
+class Telemetry(Record):
+    """The machine during timing; None where it cannot be seen."""
+
+    cpu_pressure_ratio: Ratio | None = None
+    steal_ratio: Ratio | None = None
+    sm_clock_min_hz: float | None = None
+    sm_clock_max_hz: float | None = None
+    power_max_w: float | None = None
+    temperature_max_c: float | None = None
+    throttle_reasons: list[str] = []
+    foreign_processes: int | None = None
+
+
+class Evidence(Record):
+    """Everything observed for one cell. Parts that were not reached are None or empty."""
+
+    stage_asked: Stage
+    stage_finished: Stage | None
+    """Last stage whose work was completed; None when even the build was not."""
+    device: DeviceFacts | None = None
+    builds: list[BuildRecord] = []
+    engagement: Engagement | None = None
+    op_checks: list[OpCheck] = []
+    mutants: list[MutantCheck] = []
+    model_check: ModelCheck | None = None
+    training: TrainingCheck | None = None
+    arms: list[ArmRecord] = []
+    baseline: str | None = None
+    """Strongest baseline arm, chosen from pilots."""
+    candidate: str | None = None
+    """Best candidate arm, chosen from pilots."""
+    isolated: Isolated | None = None
+    segments: list[Segment] = []
+    """Stored in samples.csv, not in result.json."""
+    workers_finished: int = 0
+    """Workers that completed every verdict block."""
+    memory: list[MemoryRecord] = []
+    audit: Audit | None = None
+    kernel_times: list[KernelTime] = []
+    traces: list[TraceRecord] = []
+    recompiles: list[str] = []
+    """Arms in which a timed segment compiled something."""
+    telemetry: Telemetry = Telemetry()
+    unseen: list[str] = []
+    """What this machine does not show, each in one phrase."""
+    faults: list[Fault] = []
+    budget_exhausted: bool = False
+    random_weights: bool = False

@@ -1,0 +1,88 @@
+"""Kernel: the candidate, as its file describes it (DESIGN.md 5)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from e2e.schema.constraint import check_expression
+from e2e.schema.record import Record
+from e2e.schema.workload import DType
+
+Binding = Literal["tvm-ffi", "raw", "python"]
+
+
+class Claim(Record):
+    """The author's own ratio."""
+
+    speedup: float = Field(gt=0)
+    against: str = "eager"
+    shapes: str = ""
+
+
+class Launch(Record):
+    """Launch geometry of one bare `__global__` function, over the op's named dimensions."""
+
+    grid: list[int | str] = Field(min_length=1, max_length=3)
+    block: list[int | str] = Field(min_length=1, max_length=3)
+    shared_bytes: int | str = 0
+
+    @field_validator("grid", "block")
+    @classmethod
+    def _expressions(cls, value: list[int | str]) -> list[int | str]:
+        for item in value:
+            check_expression(item)
+        return value
+
+    @field_validator("shared_bytes")
+    @classmethod
+    def _expression(cls, value: int | str) -> int | str:
+        check_expression(value)
+        return value
+
+
+class Manifest(Record):
+    """The block in a kernel file. Missing fields are filled from the source where it says so."""
+
+    op: str
+    """Name of the op it replaces; without a block, from `--op` or the file's name."""
+    entry: str | dict[DType, str]
+    """Exported function; one name, or one per dtype."""
+    binding: Binding
+    backward: str | None = None
+    """Entry of the backward; `reference` borrows the op's own and says so in the report."""
+    dtypes: list[DType] = ["float32", "float16", "bfloat16"]
+    device: Literal["cpu", "cuda"] | None = None
+    """Where it runs; None (Python callables) means wherever the workload runs."""
+    args: list[str] | None = None
+    """The entry's arguments in its own order, by the op's names, named dimensions and `out`."""
+    constraints: list[str] = []
+    """Comparisons over named dimensions and `dtype`; excluded calls run the baseline op."""
+    launch: Launch | None = None
+    flags: list[str] = []
+    """Extra compiler flags."""
+    claim: Claim | None = None
+
+    @field_validator("constraints")
+    @classmethod
+    def _comparisons(cls, value: list[str]) -> list[str]:
+        for item in value:
+            check_expression(item, comparison=True)
+        return value
+
+
+class Kernel(Record):
+    """One candidate: its files and its manifest."""
+
+    spec: str
+    """As given on the command line."""
+    path: str | None
+    """Absolute path of the source; None for `package.module:callable`."""
+    sha256: str
+    """Of the source text."""
+    manifest: Manifest
+    format: str
+    """Name of the reader that understood it."""
+    block_line: int | None = None
+    """Line on which the manifest block starts."""

@@ -1,0 +1,84 @@
+"""Policy: what must hold for which outcome. Its own file; a workload may name one, never contain one."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from e2e.schema.record import Record
+from e2e.schema.words import Mode
+
+Opponent = Literal["best_pytorch", "as_shipped"]
+
+
+class Numerics(Record):
+    """Correctness thresholds: errors are compared with the baseline's own error (METHOD.md B3)."""
+
+    error_ratio: float = Field(2.0, gt=0)
+    """err(candidate, reference) at most this times err(baseline, reference), plus a floor from the dtype.
+    Source: torch._dynamo.utils.same and FlashAttention's tests both use 2."""
+    model_tokens: int = Field(4096, ge=1)
+    """Teacher-forced tokens of the model-level comparison, at most."""
+    capture_bytes: int = Field(256 * 2**20, ge=1)
+    """Most bytes of captured op inputs kept for the op-level comparison."""
+
+
+class Budgets(Record):
+    """Limits of time and memory, all in SI units."""
+
+    cell_s: float = Field(900.0, gt=0)
+    """Whole run of one cell."""
+    build_s: float = Field(120.0, gt=0)
+    """One compiler run."""
+    import_s: float = Field(180.0, gt=0)
+    """A worker's start: imports, device, model."""
+    call_s: float = Field(120.0, gt=0)
+    """Anything a worker is asked that runs the candidate, beyond the time the baseline needs."""
+    compile_s: float = Field(300.0, gt=0)
+    """torch.compile of one arm."""
+    host_bytes: int = Field(0, ge=0)
+    """Most host memory a candidate's process may take beyond its start; 0 means half of what is free."""
+
+
+class Policy(Record):
+    """What must hold for which outcome: opponents, margin, schedule, budgets."""
+
+    name: str
+    margin: float = Field(0.01, gt=0, lt=1)
+    """Smallest gain worth adopting: CONFIRMED needs a speed-up above 1 + margin."""
+    opponents: list[Opponent] = ["best_pytorch", "as_shipped"]
+    decides: Opponent = "best_pytorch"
+    modes: list[Mode] = [Mode.EAGER, Mode.COMPILE, Mode.REDUCE_OVERHEAD]
+    """Modes of baseline and candidate arms; one that cannot run here is shown with its reason."""
+    looks: list[int] = [5, 8, 12]
+    """Worker processes at which the interval is looked at."""
+    level: float = Field(0.9779, gt=0.5, lt=1)
+    """Nominal two-sided confidence at each look. Source: Pocock's constant for three looks, 95 % overall."""
+    blocks: int = Field(8, ge=4)
+    """Mirrored blocks per worker, at least (METHOD.md, correction 3)."""
+    max_blocks: int = Field(20, ge=4)
+    """Mirrored blocks per worker, at most: noisy cells get more."""
+    segment_s: float = Field(0.25, gt=0)
+    """Target length of one timed segment."""
+    min_steps: int = Field(3, ge=1)
+    """Steps in a segment, at least."""
+    settle_steps: int = Field(1, ge=0)
+    """Steps run after every switch of arm, fingerprinted but not counted."""
+    ceiling_workers: int = Field(2, ge=2)
+    """Workers that must time the headroom arm before the ceiling may decide."""
+    audit_fraction: float = Field(0.05, gt=0, le=1)
+    """Share of timed steps replayed in a fresh process."""
+    traces: bool = True
+    numerics: Numerics = Numerics()
+    budgets: Budgets = Budgets()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Policy:
+        if self.decides not in self.opponents:
+            raise ValueError("`decides` must be one of `opponents`")
+        if self.looks != sorted(set(self.looks)) or self.looks[0] < 5:
+            raise ValueError("`looks` must rise, and a verdict needs at least 5 worker processes")
+        if self.max_blocks < self.blocks:
+            raise ValueError("`max_blocks` is below `blocks`")
+        return self

@@ -1,0 +1,91 @@
+"""Verdict: outcome and reasons; a pure function of Evidence and Policy."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from e2e.schema.evidence import Where
+from e2e.schema.record import Record
+from e2e.schema.words import Label, Outcome, ReasonCode
+from e2e.units import Ratio, Seconds
+
+
+class Estimate(Record):
+    """A ratio with its interval; above 1 the candidate (or the arm named) is faster."""
+
+    point_estimate: Ratio
+    lower_bound: Ratio
+    upper_bound: Ratio
+    confidence_level: float
+    look: int | None
+    """Worker processes behind it."""
+
+
+class Against(Record):
+    """The best candidate arm against one opponent."""
+
+    opponent: Literal["best_pytorch", "as_shipped"]
+    arm: str
+    """The opponent's arm."""
+    arm_step_s: Seconds
+    candidate_step_s: Seconds
+    speedup: Estimate
+    outcome: Outcome
+
+
+class Latency(Record):
+    """The latency verdict and what it rests on."""
+
+    outcome: Outcome | None
+    against: list[Against]
+    sham: Estimate | None
+    """Identical code: the winning baseline's code through the same site swap."""
+    ceiling: Estimate | None
+    """The most any kernel for this op could win."""
+    half_width: Ratio | None
+    """Of the deciding interval; what this run could resolve."""
+    blocks: int
+    processes: int
+
+
+class MemoryVerdict(Record):
+    """Memory of the chosen arms; on a CPU only the resident high-water mark, and no outcome."""
+
+    outcome: Outcome | None
+    baseline_bytes: int | None
+    candidate_bytes: int | None
+    measure: str
+    """What the two numbers are."""
+
+
+class NumericsVerdict(Record):
+    """Drift beside the baseline's own."""
+
+    outcome: Outcome | None
+    op_checks: int
+    worst_op_ratio: Ratio | None
+    """Largest err(candidate) / err(baseline) over captured inputs."""
+    model_ratio: Ratio | None
+    """err(candidate) / err(baseline) of the model's outputs."""
+    mutants_caught: int
+    mutants: int
+
+
+class Reason(Record):
+    """One reason; the first is the headline."""
+
+    code: ReasonCode
+    message: str
+    where: Where = Where()
+
+
+class Verdict(Record):
+    """What the evidence means under the policy."""
+
+    outcome: Outcome | None
+    """None: an earlier stage was asked for and passed."""
+    label: Label | None
+    reasons: list[Reason]
+    latency: Latency
+    memory: MemoryVerdict
+    numerics: NumericsVerdict

@@ -1,0 +1,219 @@
+"""The closed vocabularies: stages, outcomes, labels, modes, roles and reason codes (DESIGN.md 2, 3 and 6)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Stage(StrEnum):
+    """How far a run goes; a later stage runs only if the earlier passed."""
+
+    BUILD = "build"
+    CHECK = "check"
+    SCREEN = "screen"
+    VERDICT = "verdict"
+
+    @property
+    def rank(self) -> int:
+        """Position in the order of stages, from 0."""
+        return list(Stage).index(self)
+
+
+class Outcome(StrEnum):
+    """What a run says about the kernel in this workload."""
+
+    CONFIRMED = "confirmed"
+    REFUTED = "refuted"
+    INCONCLUSIVE = "inconclusive"
+    INCORRECT = "incorrect"
+    FAILED = "failed"
+    NOT_APPLICABLE = "not_applicable"
+
+
+EXIT_CODES = {
+    Outcome.CONFIRMED: 0,
+    Outcome.REFUTED: 10,
+    Outcome.INCONCLUSIVE: 11,
+    Outcome.INCORRECT: 12,
+    Outcome.FAILED: 13,
+    Outcome.NOT_APPLICABLE: 14,
+}
+
+
+class Label(StrEnum):
+    """A sub-label of an outcome."""
+
+    MATCHED_BY_PYTORCH = "matched_by_pytorch"
+    REGRESSION = "regression"
+    BELOW_MARGIN = "below_margin"
+    NO_HEADROOM = "no_headroom"
+    PROMISING = "promising"
+
+
+class Role(StrEnum):
+    """Why an arm exists."""
+
+    BASELINE = "baseline"
+    CANDIDATE = "candidate"
+    SHAM = "sham"
+    HEADROOM = "headroom"
+
+
+class Mode(StrEnum):
+    """How an arm runs its step."""
+
+    EAGER = "eager"
+    COMPILE = "compile"
+    REDUCE_OVERHEAD = "reduce-overhead"
+
+    @property
+    def rank(self) -> int:
+        """Simplicity, from 0 (simplest); ties in the tournament go to the simpler mode."""
+        return list(Mode).index(self)
+
+
+class ReasonKind(StrEnum):
+    """What a reason does to the verdict, in order of precedence (DESIGN.md 6)."""
+
+    INCORRECT = "incorrect"
+    FAILED = "failed"
+    NOT_APPLICABLE = "not_applicable"
+    NO_HEADROOM = "no_headroom"
+    BLOCKING = "blocking"
+    INTERVAL = "interval"
+    ADVICE = "advice"
+
+
+class ReasonCode(StrEnum):
+    """Stable codes; `e2e list reasons` prints them with their sentences."""
+
+    # incorrect
+    OP_ERROR_EXCEEDED = "op_error_exceeded"
+    MODEL_ERROR_EXCEEDED = "model_error_exceeded"
+    NONFINITE_OUTPUT = "nonfinite_output"
+    WRONG_OUTPUT_LAYOUT = "wrong_output_layout"
+    INPUTS_CHANGED = "inputs_changed"
+    GRADIENTS_MISSING = "gradients_missing"
+    GRADIENT_ERROR_EXCEEDED = "gradient_error_exceeded"
+    STALE_OUTPUT = "stale_output"
+    CONTAMINATED_BASELINE = "contaminated_baseline"
+    TAMPERED = "tampered"
+    # failed
+    BUILD_FAILED = "build_failed"
+    BIND_FAILED = "bind_failed"
+    CANDIDATE_RAISED = "candidate_raised"
+    CANDIDATE_CRASHED = "candidate_crashed"
+    CANDIDATE_EXITED = "candidate_exited"
+    TIMED_OUT = "timed_out"
+    OUT_OF_MEMORY = "out_of_memory"
+    NEVER_CALLED = "never_called"
+    PARTLY_APPLIED = "partly_applied"
+    NO_BACKWARD = "no_backward"
+    DTYPE_NOT_SUPPORTED = "dtype_not_supported"
+    # not applicable
+    NO_SITES = "no_sites"
+    SITES_INCOMPATIBLE = "sites_incompatible"
+    # no headroom
+    NO_HEADROOM = "no_headroom"
+    # blocking
+    UNVERIFIED_OUTPUTS = "unverified_outputs"
+    CHECK_NO_POWER = "check_no_power"
+    NOT_ON_PATH = "not_on_path"
+    RECOMPILED = "recompiled"
+    IDENTICAL_CODE_DIFFERS = "identical_code_differs"
+    CEILING_EXCEEDED = "ceiling_exceeded"
+    TOO_FEW_WORKERS = "too_few_workers"
+    BASELINE_UNFAIR = "baseline_unfair"
+    BUDGET_EXHAUSTED = "budget_exhausted"
+    # interval
+    GAIN_CONFIRMED = "gain_confirmed"
+    MATCHED_BY_PYTORCH = "matched_by_pytorch"
+    REGRESSION = "regression"
+    BELOW_MARGIN = "below_margin"
+    INTERVAL_STRADDLES = "interval_straddles"
+    PROMISING = "promising"
+    # advice
+    NOISY = "noisy"
+    HOST_BOUND = "host_bound"
+    NOT_STEADY = "not_steady"
+    CARRY_OVER = "carry_over"
+    CONTENTION = "contention"
+    CANNOT_SEE = "cannot_see"
+    RANDOM_WEIGHTS = "random_weights"
+
+
+class ReasonText(StrEnum):
+    """One sentence per reason code, under the same name."""
+
+    OP_ERROR_EXCEEDED = "on inputs of this model, the op's error against the reference exceeds what the baseline's own error allows"
+    MODEL_ERROR_EXCEEDED = "the model's outputs move further from the reference than the baseline's own error allows"
+    NONFINITE_OUTPUT = "the candidate returned NaN or infinity where the reference is finite"
+    WRONG_OUTPUT_LAYOUT = "the output's shape, dtype or aliasing differs from the baseline's"
+    INPUTS_CHANGED = "the candidate changed its inputs"
+    GRADIENTS_MISSING = "parameters that receive a gradient in the baseline receive none in the candidate arm"
+    GRADIENT_ERROR_EXCEEDED = "a parameter's gradient error exceeds what the baseline's own error allows"
+    STALE_OUTPUT = "a timed step's output does not belong to that step's input"
+    CONTAMINATED_BASELINE = "the baseline gives other outputs when the candidate shares its process"
+    TAMPERED = "state outside the candidate's op was changed"
+    BUILD_FAILED = "the kernel did not build"
+    BIND_FAILED = "the built kernel could not be loaded, or its entry is missing"
+    CANDIDATE_RAISED = "the kernel raised an error"
+    CANDIDATE_CRASHED = "the kernel killed its process"
+    CANDIDATE_EXITED = "the kernel ended its process"
+    TIMED_OUT = "the kernel did not finish in its time"
+    OUT_OF_MEMORY = "the kernel ran out of memory"
+    NEVER_CALLED = "sites were patched, but the kernel was never called"
+    PARTLY_APPLIED = "the kernel ran at only some of its sites, beyond its declared constraints"
+    NO_BACKWARD = "the workload trains, and the kernel has no backward"
+    DTYPE_NOT_SUPPORTED = "the kernel does not declare this workload's dtype"
+    NO_SITES = "the op does not occur in this model"
+    SITES_INCOMPATIBLE = "the op occurs, but no site means the same as the kernel's op"
+    NO_HEADROOM = "no kernel for this op can win the margin here: the op's whole cost is smaller"
+    UNVERIFIED_OUTPUTS = "some timed steps' outputs could not be verified"
+    CHECK_NO_POWER = "wrong kernels made on purpose passed the check, so the check proves nothing here"
+    NOT_ON_PATH = "no proof that the kernel ran in the arm that was timed"
+    RECOMPILED = "a timed segment contained a compilation"
+    IDENTICAL_CODE_DIFFERS = "two arms with identical code differ by more than half the margin"
+    CEILING_EXCEEDED = "the measured gain is larger than the op's whole cost"
+    TOO_FEW_WORKERS = "fewer worker processes finished than a verdict needs"
+    BASELINE_UNFAIR = "a baseline mode that the policy requires could not be measured"
+    BUDGET_EXHAUSTED = "the time budget ended before the evidence sufficed"
+    GAIN_CONFIRMED = "the gain's lower bound clears the margin and the identical-code control"
+    MATCHED_BY_PYTORCH = "an existing PyTorch path is as fast"
+    REGRESSION = "the step is slower with the kernel"
+    BELOW_MARGIN = "the gain's upper bound lies below the margin"
+    INTERVAL_STRADDLES = "the interval contains both a gain worth adopting and none"
+    PROMISING = "a gain worth a full verdict is possible"
+    NOISY = "the interval is wide compared with the margin"
+    HOST_BOUND = "the device waits for the host"
+    NOT_STEADY = "step times had not settled"
+    CARRY_OVER = "an arm's time depends on the arm before it"
+    CONTENTION = "other processes used the machine during timing"
+    CANNOT_SEE = "this machine does not show a quantity that e2e wanted to read"
+    RANDOM_WEIGHTS = "the model's weights are random, so its outputs mean little"
+
+
+_KIND_STARTS = {
+    ReasonCode.OP_ERROR_EXCEEDED: ReasonKind.INCORRECT,
+    ReasonCode.BUILD_FAILED: ReasonKind.FAILED,
+    ReasonCode.NO_SITES: ReasonKind.NOT_APPLICABLE,
+    ReasonCode.NO_HEADROOM: ReasonKind.NO_HEADROOM,
+    ReasonCode.UNVERIFIED_OUTPUTS: ReasonKind.BLOCKING,
+    ReasonCode.GAIN_CONFIRMED: ReasonKind.INTERVAL,
+    ReasonCode.NOISY: ReasonKind.ADVICE,
+}
+
+
+def kind_of(code: ReasonCode) -> ReasonKind:
+    """The kind of a reason code: codes are declared kind by kind, in order of precedence."""
+    kind = ReasonKind.INCORRECT
+    for other in ReasonCode:
+        kind = _KIND_STARTS.get(other, kind)
+        if other is code:
+            return kind
+    raise ValueError(code)
+
+
+def sentence_of(code: ReasonCode) -> str:
+    """The code's sentence, without a full stop."""
+    return ReasonText[code.name].value

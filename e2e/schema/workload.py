@@ -1,0 +1,108 @@
+"""Workload: what to run. One YAML file under `workloads/`; holds no thresholds."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from e2e.schema.record import Record
+
+Step = Literal["prefill", "decode", "train"]
+DType = Literal["float32", "float16", "bfloat16"]
+
+
+class ModelSpec(Record):
+    """Which model, with which weights, in which dtype."""
+
+    id: str | None = None
+    """Hub id, or a folder relative to the workload file."""
+    revision: str | None = None
+    """Commit of the hub id; recorded in the result."""
+    factory: str | None = None
+    """`path/to/file.py:function`, relative to the workload file: called with the built model, returns the model."""
+    weights: Literal["pretrained", "random"] = "pretrained"
+    """`random` is labelled in every report; there is never a silent fallback to it."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """Fields laid over the model's config; alone (with `model_type`) they are the config of random weights."""
+    dtype: DType
+    """Always stated, always checked on the parameters."""
+    attention: Literal["sdpa", "eager"] = "sdpa"
+    """Attention implementation to ask for; the one really used is reported."""
+    trust_remote_code: Literal[False] = False
+
+    @model_validator(mode="after")
+    def _has_a_source(self) -> ModelSpec:
+        if self.weights == "pretrained" and self.id is None:
+            raise ValueError("pretrained weights need `id` (a hub id or a folder)")
+        if self.weights == "random" and self.id is None and "model_type" not in self.config:
+            raise ValueError("random weights need `id` or a `config` with `model_type`")
+        return self
+
+
+class DataSpec(Record):
+    """Where the step's inputs come from."""
+
+    path: str
+    """A text file, relative to the workload file."""
+    tokenizer: Literal["model", "bytes"] = "model"
+    """`bytes`: token id = byte value (byte-level models, and random weights, which have no tokenizer)."""
+
+
+class Cells(Record):
+    """The sweep: the product of batch and sequence is the list of cells."""
+
+    batch: list[int] = Field(min_length=1)
+    sequence: list[int] = Field(min_length=1)
+    """Prefill and train: tokens per row. Decode: tokens already in the cache."""
+
+    @model_validator(mode="after")
+    def _positive(self) -> Cells:
+        if min(self.batch + self.sequence) < 1:
+            raise ValueError("batch and sequence are at least 1")
+        return self
+
+
+class TrainSpec(Record):
+    """How the training step is made."""
+
+    optimizer: Literal["sgd", "adamw"] = "adamw"
+    learning_rate: float = 1e-4
+
+
+class Workload(Record):
+    """What to run: model, data, task, step, cells."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
+    task: str
+    step: Step
+    model: ModelSpec
+    data: DataSpec
+    cells: Cells
+    train: TrainSpec = TrainSpec()
+    policy: str | None = None
+    """Name of a built-in policy or path of a policy file; `--policy` wins over it."""
+    description: str = ""
+
+
+class Cell(Record):
+    """One point of the sweep."""
+
+    batch: int
+    sequence: int
+    dtype: DType
+    step: Step
+
+    @property
+    def title(self) -> str:
+        """For people: `prefill 8 x 2048 bfloat16`."""
+        return f"{self.step} {self.batch} x {self.sequence} {self.dtype}"
+
+
+def cells_of(workload: Workload) -> list[Cell]:
+    """Every cell of the sweep, in file order."""
+    return [
+        Cell(batch=batch, sequence=sequence, dtype=workload.model.dtype, step=workload.step)
+        for batch in workload.cells.batch
+        for sequence in workload.cells.sequence
+    ]

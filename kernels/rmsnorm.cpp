@@ -1,0 +1,225 @@
+// /// e2e
+// op: rms_norm
+// entry: rms_norm_forward
+// binding: tvm-ffi
+// device: cpu
+// dtypes: [float32, float16, bfloat16]
+// flags: [-O3, -march=native, -ffp-contract=fast, -fopenmp]
+// deterministic: true
+// ///
+//
+// RMSNorm on the CPU: y = weight * round(x / sqrt(mean(x * x) + eps)), row by row.
+//
+// * One pass to sum squares, one to scale. The second pass finds its row still in the first-level
+//   cache, so each value crosses the memory bus once in and once out. Eager PyTorch crosses it for
+//   each of pow, mean, add, rsqrt, mul and mul.
+// * Rounded twice on purpose. Transformers' LlamaRMSNorm normalises in float32, rounds to the input
+//   dtype, and only then multiplies by the weight. Multiplying first is *more* accurate and still
+//   another function: a difference from the model as trained.
+// * No -ffast-math: it would let the compiler assume that NaN and infinity never happen, and a
+//   diverged training run must look diverged. -ffp-contract=fast only permits fused multiply-add.
+// * Builds without -fopenmp too: then add -fopenmp-simd to keep the vector loops, or lose speed only.
+
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/error.h>
+#include <tvm/ffi/function.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+namespace {
+
+using tvm::ffi::TensorView;
+
+// ---- Storage types. Integer arithmetic without branches, because that vectorises on every machine;
+// ---- both conversions to 16 bits round to nearest, ties to even, and keep NaN a NaN.
+
+template <typename To, typename From>
+inline To bits_as(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+struct BFloat16 {  // the upper half of a float32
+  uint16_t bits;
+};
+
+struct Float16 {  // 1 sign, 5 exponent, 10 mantissa bits
+  uint16_t bits;
+};
+
+inline float to_float(float value) { return value; }
+
+inline float to_float(BFloat16 value) { return bits_as<float>(uint32_t(value.bits) << 16); }
+
+inline float to_float(Float16 value) {
+  const uint32_t sign = uint32_t(value.bits & 0x8000) << 16;
+  const uint32_t magnitude = uint32_t(value.bits & 0x7fff) << 13;
+  const uint32_t normal = magnitude + (uint32_t(127 - 15) << 23);  // move the exponent's bias
+  const uint32_t special = magnitude + (uint32_t(255 - 31) << 23);  // infinity and NaN stay so
+  // A subnormal is mantissa * 2^-24: build 2^-14 * (1 + mantissa) and take the 2^-14 off again.
+  const uint32_t subnormal =
+      bits_as<uint32_t>(bits_as<float>(normal + (1u << 23)) - bits_as<float>(113u << 23));
+  const uint32_t finite = magnitude < 0x00800000 ? subnormal : normal;
+  return bits_as<float>(sign | (magnitude >= 0x0f800000 ? special : finite));
+}
+
+template <typename T>
+T from_float(float value);
+
+template <>
+inline float from_float(float value) {
+  return value;
+}
+
+template <>
+inline BFloat16 from_float(float value) {
+  const uint32_t bits = bits_as<uint32_t>(value);
+  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const uint32_t nan = (bits >> 16) | 0x0040;  // rounding could carry a NaN over to infinity
+  return {uint16_t((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded)};
+}
+
+template <>
+inline Float16 from_float(float value) {
+  const uint32_t bits = bits_as<uint32_t>(value);
+  const uint32_t sign = (bits >> 16) & 0x8000;
+  const uint32_t magnitude = bits & 0x7fffffff;
+  const uint32_t normal = (magnitude - (uint32_t(127 - 15) << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+  // Below 2^-14: adding 0.5 makes the adder itself round at 2^-24, float16's smallest step.
+  const uint32_t subnormal = bits_as<uint32_t>(bits_as<float>(magnitude) + 0.5f) - bits_as<uint32_t>(0.5f);
+  const uint32_t special = magnitude > 0x7f800000 ? 0x7e00 : 0x7c00;  // NaN; infinity and overflow
+  const uint32_t finite = magnitude < (113u << 23) ? subnormal : normal;
+  return {uint16_t(sign | (magnitude >= (143u << 23) ? special : finite))};
+}
+
+// ---- The kernel.
+
+// One running sum would wait for itself at every step, and the compiler may not split it: float
+// addition is not associative. So the split is written down. 32 partial sums fill the vector units of
+// any current machine, fix the order of the additions whatever the vector width, and are more accurate
+// than one long chain.
+constexpr int64_t kPartials = 32;
+
+template <typename T>
+float sum_of_squares(const T* x, int64_t hidden) {
+  float partial[kPartials] = {};
+  int64_t i = 0;
+  for (; i + kPartials <= hidden; i += kPartials) {
+#pragma omp simd
+    for (int64_t k = 0; k < kPartials; ++k) {
+      const float value = to_float(x[i + k]);
+      partial[k] += value * value;
+    }
+  }
+  for (int64_t k = 0; i + k < hidden; ++k) {
+    const float value = to_float(x[i + k]);
+    partial[k] += value * value;
+  }
+  for (int64_t width = kPartials / 2; width > 0; width /= 2) {
+    for (int64_t k = 0; k < width; ++k) partial[k] += partial[k + width];
+  }
+  return partial[0];
+}
+
+template <typename T>
+void normalise_row(const T* x, const T* weight, float eps, T* out, int64_t hidden) {
+  const float scale = 1.0f / std::sqrt(sum_of_squares(x, hidden) / float(hidden) + eps);
+#pragma omp simd
+  for (int64_t i = 0; i < hidden; ++i) {
+    const T normalised = from_float<T>(to_float(x[i]) * scale);
+    out[i] = from_float<T>(to_float(weight[i]) * to_float(normalised));
+  }
+}
+
+// Waking a second thread costs some microseconds, about as long as this many elements take.
+constexpr int64_t kElementsWorthAThread = 1 << 15;
+
+template <typename T>
+void normalise(const void* x_data, int64_t row_stride, const void* weight_data, float eps, void* out_data,
+               int64_t rows, int64_t hidden) {
+  const T* x = static_cast<const T*>(x_data);
+  const T* weight = static_cast<const T*>(weight_data);
+  T* out = static_cast<T*>(out_data);
+  // A row is never shared between threads: any number of threads gives the same bits.
+#ifdef _OPENMP
+  int64_t threads = rows * hidden / kElementsWorthAThread;
+  if (threads > omp_get_max_threads()) threads = omp_get_max_threads();
+  if (threads > rows) threads = rows;
+#pragma omp parallel for schedule(static) num_threads(int(threads)) if (threads > 1)
+#endif
+  for (int64_t row = 0; row < rows; ++row) {
+    normalise_row(x + row * row_stride, weight, eps, out + row * hidden, hidden);
+  }
+}
+
+// ---- The binding: look at every argument, so that a wrong call is an error and never a wrong answer.
+
+// Distance between neighbouring rows if one stride walks all leading dimensions, as in contiguous tensors
+// and in slices along the last dimension; -1 if none does. Dimensions of size 1 are never stepped over.
+int64_t common_row_stride(const TensorView& x) {
+  const int32_t last = x.ndim() - 1;
+  if (x.size(last) > 1 && x.stride(last) != 1) return -1;
+  int64_t row_stride = x.size(last), expected = -1;
+  for (int32_t dim = last - 1; dim >= 0; --dim) {
+    if (x.size(dim) == 1) continue;
+    if (expected == -1) row_stride = expected = x.stride(dim);
+    if (x.stride(dim) != expected) return -1;
+    expected *= x.size(dim);
+  }
+  return row_stride;
+}
+
+bool same_shape(const TensorView& a, const TensorView& b) {
+  if (a.ndim() != b.ndim()) return false;
+  for (int32_t dim = 0; dim < a.ndim(); ++dim) {
+    if (a.size(dim) != b.size(dim)) return false;
+  }
+  return true;
+}
+
+bool on_cpu(const TensorView& tensor) { return tensor.device().device_type == kDLCPU; }
+
+void* data(const TensorView& tensor) { return static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset(); }
+
+void rms_norm_forward(TensorView x, TensorView weight, double eps, TensorView out) {
+  const auto require = [&](bool holds, const char* rule) {
+    if (holds) return;
+    TVM_FFI_THROW(ValueError) << "rms_norm: " << rule << "; got x " << x.dtype() << x.shape() << " with strides "
+                              << x.strides() << ", weight " << weight.dtype() << weight.shape() << ", out "
+                              << out.dtype() << out.shape() << " with strides " << out.strides();
+  };
+  require(on_cpu(x) && on_cpu(weight) && on_cpu(out), "all tensors must be on the CPU");
+  require(weight.dtype() == x.dtype() && out.dtype() == x.dtype(), "x, weight and out must share one dtype");
+  require(x.ndim() >= 1, "x needs at least one dimension");
+  require(weight.ndim() == 1 && weight.size(0) == x.size(-1), "weight must have the shape [hidden]");
+  require(same_shape(x, out), "out must have the shape of x");
+  require(weight.IsContiguous() && out.IsContiguous(), "weight and out must be contiguous");
+  const int64_t elements = x.numel();
+  if (elements == 0) return;
+  const int64_t row_stride = common_row_stride(x);
+  require(row_stride >= 0, "the rows of x must be dense and evenly spaced (call x.contiguous() first)");
+
+  const int64_t hidden = x.size(-1), rows = elements / hidden;
+  const DLDataType dtype = x.dtype();
+  if (dtype == DLDataType{kDLFloat, 32, 1}) {
+    normalise<float>(data(x), row_stride, data(weight), float(eps), data(out), rows, hidden);
+  } else if (dtype == DLDataType{kDLFloat, 16, 1}) {
+    normalise<Float16>(data(x), row_stride, data(weight), float(eps), data(out), rows, hidden);
+  } else if (dtype == DLDataType{kDLBfloat, 16, 1}) {
+    normalise<BFloat16>(data(x), row_stride, data(weight), float(eps), data(out), rows, hidden);
+  } else {
+    require(false, "the dtype must be float32, float16 or bfloat16");
+  }
+}
+
+}  // namespace
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(rms_norm_forward, rms_norm_forward);
