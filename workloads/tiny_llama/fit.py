@@ -176,7 +176,7 @@ def fit(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
     windows = Windows(training, device)
-    model = build_model(recipe.layers, recipe.dropout).to(device)
+    model = build_model(recipe.layers, recipe.dropout).to(device)  # type: ignore[arg-type]
     average = copy.deepcopy(model).eval()  # Copied before compilation: evaluation runs as it is written.
     best = copy.deepcopy(average.state_dict())
     optimizer = build_optimizer(model, recipe, device)
@@ -199,7 +199,7 @@ def fit(
         with autocast:
             logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
         loss = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), recipe.gradient_clip)
         optimizer.step()
         optimizer.zero_grad()
@@ -228,7 +228,7 @@ def fit(
     average.to(torch.bfloat16).save_pretrained(out)
     (out / "generation_config.json").unlink()  # Holds defaults only.
     progress.say("measuring the stored weights in float32")
-    stored = LlamaForCausalLM.from_pretrained(out, dtype=torch.float32).to(device).eval()
+    stored = LlamaForCausalLM.from_pretrained(out, dtype=torch.float32).to(device).eval()  # type: ignore[arg-type]
     outcome = Outcome(
         validation_bits_per_byte=round(bits_per_byte(stored, validation, device), 4),
         heldout_bits_per_byte=round(bits_per_byte(stored, heldout, device), 4),

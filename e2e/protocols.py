@@ -1,0 +1,168 @@
+"""What plug-ins must offer, and the records that cross processes. Imports no torch.
+
+`Any` stands for tensors and modules: the parent checks these signatures without ever importing torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from e2e.schema.kernel import Kernel
+from e2e.schema.record import Record
+from e2e.schema.result import Result
+
+
+class Built(Record):
+    """A built kernel, as the parent hands it to workers."""
+
+    kernel: Kernel
+    builder: str
+    """Name of the builder, which also binds it."""
+    artifact: str
+    """Absolute path of the shared library, cubin or Python source."""
+    seconds: float
+    cached: bool
+    command: str | None = None
+    log: str = ""
+    resources: list[str] = []
+
+
+@dataclass(frozen=True)
+class BuildTarget:
+    """What to build for."""
+
+    device: str
+    """`cpu` or `cuda`."""
+    arch: str | None
+    """CUDA architecture such as `90`; None on a CPU."""
+    cache: Path
+    """Folder of built kernels; one sub-folder per content hash."""
+    timeout_s: float
+
+
+class Builder(Protocol):
+    """Builds in the parent (compilers only, never the candidate's code), binds in a worker."""
+
+    def build(self, kernel: Kernel, target: BuildTarget) -> Built:
+        """Compile, or find in the cache.
+
+        Raises:
+            CandidateError: `build_failed` or `timed_out`, with the compiler's first error and its line.
+            EnvironmentFault: no compiler, no toolkit; the message says what to install.
+        """
+        ...
+
+    def bind(self, built: Built, op: Op, dtype: str) -> Callable[..., Any]:
+        """In a worker: a callable taking the op's tensors and scalars in order and returning the output.
+
+        Raises:
+            CandidateError: `bind_failed`.
+        """
+        ...
+
+
+class Format(Protocol):
+    """Reads one way of describing a kernel."""
+
+    def read(self, spec: str, *, op: str | None) -> Kernel | None:
+        """The kernel, or None when this is not that format.
+
+        Raises:
+            UsageError: it is that format, but damaged; the message has the line.
+        """
+        ...
+
+
+class Report(Protocol):
+    """One rendering of a stored result."""
+
+    def render(self, result: Result) -> str:
+        """Text of the report."""
+        ...
+
+
+@dataclass(frozen=True)
+class Site:
+    """One place where the op happens: a module whose `forward` is the op."""
+
+    fqn: str
+    module: Any
+    scalars: Mapping[str, Any]
+    """Bound scalar arguments read from the module, such as `eps`."""
+    incompatible: str | None = None
+    """Why the kernel's op cannot stand here, in words."""
+
+
+@dataclass(frozen=True)
+class OpCall:
+    """One call of the op: tensors in the op's order, then scalars."""
+
+    tensors: tuple[Any, ...]
+    scalars: tuple[Any, ...]
+
+
+class Op(Protocol):
+    """The operation that is replaced (worker side; one file in `e2e/ops/`)."""
+
+    name: str
+    tensor_names: tuple[str, ...]
+    scalar_names: tuple[str, ...]
+    schema: str
+    """Arguments and returns in torch.library's language, without the name."""
+    alternatives: Mapping[str, Callable[..., Any]]
+    """PyTorch paths a user could take today, by name; same call as the op."""
+
+    def find_sites(self, model: Any) -> list[Site]:
+        """Every place where the op may happen, by what modules declare and do."""
+        ...
+
+    def call_of(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> OpCall:
+        """The op call that one call of the site's `forward` means."""
+        ...
+
+    def forward_with(self, site: Site, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A `forward(self, ...)` that computes the site's result with `function`."""
+        ...
+
+    def reference(self, *call: Any) -> Any:
+        """The op in plain PyTorch maths; exact in float64."""
+        ...
+
+    def allocate(self, *call: Any) -> Any:
+        """An uninitialised output for one call."""
+        ...
+
+    def fake(self, *call: Any) -> Any:
+        """Output metadata for tracing."""
+        ...
+
+    def dims(self, call: OpCall) -> dict[str, int | str]:
+        """Named dimensions and `dtype` of one call, for constraints and launches."""
+        ...
+
+    def edge_calls(self, call: OpCall, seed: int) -> Iterable[tuple[str, OpCall]]:
+        """Named hard inputs of the same kind as `call`."""
+        ...
+
+    def mutants(self) -> Mapping[str, Callable[..., Any]]:
+        """Kernels that are wrong on purpose; every one must be caught."""
+        ...
+
+
+class Progress(Protocol):
+    """What the pipeline tells people while it runs."""
+
+    def stage(self, name: str, detail: str = "") -> None:
+        """A stage, or a part of one, begins."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Something is known now: a choice, a ceiling, a provisional range."""
+        ...
+
+    def advance(self, done: int, total: int, what: str, left_s: float | None = None) -> None:
+        """How far a long part is; called between blocks only, so that nothing runs while a clock does."""
+        ...
