@@ -1,0 +1,95 @@
+"""Length-limited JSON messages over a socket; nothing is ever unpickled.
+
+Wire format: 4 bytes, big endian, of length, then that many bytes of UTF-8 JSON (one object).
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import time
+from typing import Any
+
+from e2e.errors import E2EError
+
+MAX_MESSAGE_BYTES = 16 * 2**20
+"""No honest message comes near; a longer one ends its worker."""
+_HEADER = struct.Struct("!I")
+
+
+class ChannelClosed(E2EError):
+    """The other side is gone."""
+
+
+class ChannelTimeout(E2EError):
+    """Nothing complete arrived in time."""
+
+
+class ChannelGarbage(E2EError):
+    """What arrived is not a message."""
+
+
+class Channel:
+    """One end of a connection that carries JSON objects."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send one object.
+
+        Raises:
+            ChannelClosed: the other side is gone.
+        """
+        body = json.dumps(message, allow_nan=False, separators=(",", ":")).encode()
+        try:
+            self._sock.sendall(_HEADER.pack(len(body)) + body)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise ChannelClosed("the other side closed the channel") from error
+
+    def receive(self, timeout_s: float | None = None) -> dict[str, Any]:
+        """The next object.
+
+        Raises:
+            ChannelClosed: the other side is gone.
+            ChannelTimeout: `timeout_s` passed first.
+            ChannelGarbage: too long, not JSON, or not an object.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        (length,) = _HEADER.unpack(self._exactly(_HEADER.size, deadline))
+        if length > MAX_MESSAGE_BYTES:
+            raise ChannelGarbage(f"a message of {length} bytes was announced; the limit is {MAX_MESSAGE_BYTES}")
+        try:
+            message = json.loads(self._exactly(length, deadline))
+        except (ValueError, RecursionError) as error:
+            raise ChannelGarbage("a message is not JSON") from error
+        if not isinstance(message, dict):
+            raise ChannelGarbage("a message is not an object")
+        return message
+
+    def close(self) -> None:
+        """Close this end."""
+        self._sock.close()
+
+    def _exactly(self, size: int, deadline: float | None) -> bytes:
+        parts: list[bytes] = []
+        while size:
+            if deadline is not None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise ChannelTimeout("no answer in time")
+                self._sock.settimeout(left)
+            else:
+                self._sock.settimeout(None)
+            try:
+                part = self._sock.recv(min(size, 2**20))
+            except TimeoutError as error:
+                raise ChannelTimeout("no answer in time") from error
+            except ConnectionResetError as error:
+                raise ChannelClosed("the other side closed the channel") from error
+            if not part:
+                raise ChannelClosed("the other side closed the channel")
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)

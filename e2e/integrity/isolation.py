@@ -1,0 +1,65 @@
+"""What a process does to itself so that it cannot outlive its parent, and what it is given to see."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping
+
+_PR_SET_PDEATHSIG = 1
+_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|COOKIE", re.I)
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent dies. Linux only; elsewhere nothing happens."""
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    except (OSError, AttributeError):
+        return
+
+
+def namespace_prefix() -> list[str]:
+    """Command prefix that puts a process tree into its own PID namespace, or nothing where that is refused.
+
+    Inside it nothing outlives the first process, however often it forks or changes session.
+    """
+    if shutil.which("unshare") is None:
+        return []
+    base = ["unshare", "--pid", "--fork", "--kill-child=SIGKILL"]
+    variants = [base] if os.geteuid() == 0 else [[*base, "--user", "--map-current-user"]]
+    for command in variants:
+        probe = subprocess.run([*command, "true"], capture_output=True, timeout=10, check=False)
+        if probe.returncode == 0:
+            return command
+    return []
+
+
+def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment less variables whose names look like credentials."""
+    return {name: value for name, value in environment.items() if not _SECRET.search(name)}
+
+
+def limit_address_space(extra_bytes: int) -> None:
+    """Let this process map at most `extra_bytes` more than it has now (CPU workers: CUDA needs huge maps)."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        mapped = int(file.read().split()[0]) * resource.getpagesize()
+    limit = mapped + extra_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def free_memory_bytes() -> int | None:
+    """Memory a new process could take, or None where it cannot be seen."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        return None
+    return None

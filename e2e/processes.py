@@ -1,0 +1,215 @@
+"""Parent side of zygotes and workers: start, ask, stamp, end. The only place where processes are made."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from e2e.errors import E2EError, EnvironmentFault
+from e2e.integrity.channel import Channel, ChannelClosed, ChannelGarbage, ChannelTimeout
+from e2e.integrity.isolation import die_with_parent
+
+FaultKind = Literal["raised", "crashed", "exited", "timed_out", "garbage"]
+
+
+class WorkerFault(E2EError):
+    """A worker did not do what it was asked: it raised, died, hung, or spoke nonsense."""
+
+    def __init__(self, message: str, *, kind: FaultKind, code: str | None = None, line: int | None = None) -> None:
+        super().__init__(message, code=code or kind)
+        self.kind = kind
+        self.reason = code
+        """The ReasonCode a worker named for it, if any."""
+        self.line = line
+
+
+class Zygote:
+    """One exec'ed process with the heavy imports done; forks workers in milliseconds."""
+
+    def __init__(
+        self, modules: Sequence[str], *, environment: Mapping[str, str], prefix: Sequence[str], log: Path
+    ) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control = ours
+        self._log = log
+        self.confined = bool(prefix)
+        """Whether it lives in a PID namespace of its own."""
+        with log.open("ab") as stream, theirs:
+            self._process = subprocess.Popen(
+                [*prefix, sys.executable, "-P", "-m", "e2e.zygote", str(theirs.fileno()), *modules],
+                env=dict(environment),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - one ctypes call, and the parent has one thread
+            )
+        self._ready: dict[str, Any] | None = None
+
+    def ready(self, timeout_s: float) -> dict[str, Any]:
+        """Wait for the imports; says how many threads it has and that no device was touched.
+
+        Raises:
+            EnvironmentFault: the imports failed or did not end in time.
+        """
+        if self._ready is None:
+            try:
+                self._ready = self._receive(timeout_s)
+            except (TimeoutError, ChannelClosed) as error:
+                self.close()
+                tail = self._log.read_text(errors="replace")[-2000:].strip()
+                raise EnvironmentFault(
+                    f"could not import torch and transformers in a worker within {timeout_s:.0f} s; "
+                    f"`e2e doctor` looks closer\n{tail}"
+                ) from error
+            if self._ready["threads"] != 1 or self._ready["cuda_initialized"]:
+                raise E2EError(f"a zygote must have one thread and no device, but: {self._ready}")
+        return self._ready
+
+    def spawn(self, request: Mapping[str, Any], *, log: Path) -> Worker:
+        """A fresh worker process; its stdout and stderr go to `log`."""
+        self.ready(180.0)
+        ours, theirs = socket.socketpair()
+        with log.open("ab") as stream, theirs:
+            fds = [theirs.fileno(), stream.fileno(), stream.fileno()]
+            socket.send_fds(self._control, [json.dumps({"do": "spawn", **request}).encode()], fds)
+            pid = int(self._receive(30.0)["pid"])
+        return Worker(self, pid, Channel(ours), log)
+
+    def kill(self, pid: int) -> int | None:
+        """Kill a worker and what it left in its session; returns its exit status."""
+        return self._ask({"do": "kill", "pid": pid})
+
+    def wait(self, pid: int, timeout_s: float) -> int | None:
+        """Exit status of a worker that ended (negative: killed by that signal), or None."""
+        return self._ask({"do": "wait", "pid": pid, "timeout_s": timeout_s})
+
+    def close(self) -> None:
+        """End it and everything it forked."""
+        self._control.close()
+        for end in (signal.SIGKILL,):
+            try:
+                os.killpg(self._process.pid, end)
+            except ProcessLookupError:
+                pass
+        self._process.wait()
+
+    def _ask(self, request: Mapping[str, Any]) -> int | None:
+        try:
+            self._control.send(json.dumps(request).encode())
+            status = self._receive(30.0)["status"]
+        except (OSError, ChannelClosed):
+            return None
+        return None if status is None else int(status)
+
+    def _receive(self, timeout_s: float) -> dict[str, Any]:
+        self._control.settimeout(timeout_s)
+        data = self._control.recv(65536)
+        self._control.settimeout(None)
+        if not data:
+            raise ChannelClosed("the zygote ended")
+        message: dict[str, Any] = json.loads(data)
+        return message
+
+
+class Worker:
+    """One forked process, asked one thing at a time."""
+
+    def __init__(self, zygote: Zygote, pid: int, channel: Channel, log: Path) -> None:
+        self._zygote = zygote
+        self._channel = channel
+        self.pid = pid
+        self.log = log
+        self.alive = True
+
+    def call(self, do: str, *, timeout_s: float, **fields: Any) -> dict[str, Any]:
+        """Ask for one thing and wait for the answer.
+
+        Raises:
+            WorkerFault: it raised, died, spoke nonsense, or did not answer in time (then it is killed).
+        """
+        self.send(do, **fields)
+        return self.answer(do, timeout_s=timeout_s)
+
+    def send(self, do: str, **fields: Any) -> None:
+        """Ask without waiting."""
+        try:
+            self._channel.send({"do": do, **fields})
+        except ChannelClosed:
+            self._died(do)
+
+    def answer(self, do: str, *, timeout_s: float) -> dict[str, Any]:
+        """The answer to what was sent."""
+        try:
+            reply = self._channel.receive(timeout_s)
+        except ChannelTimeout as error:
+            self.kill()
+            raise WorkerFault(f"no answer to {do!r} within {timeout_s:.0f} s", kind="timed_out") from error
+        except ChannelGarbage as error:
+            self.kill()
+            raise WorkerFault(f"the worker's answer to {do!r} was not a message: {error}", kind="garbage") from error
+        except ChannelClosed:
+            self._died(do)
+        if "error" in reply:
+            problem = reply["error"]
+            raise WorkerFault(
+                str(problem.get("message", "unknown error")),
+                kind="raised",
+                code=problem.get("code"),
+                line=problem.get("line"),
+            )
+        return reply
+
+    def stamps(self, do: str, *, timeout_s: float, **fields: Any) -> tuple[list[int], dict[str, Any]]:
+        """Ask for a timed segment; nanoseconds of the parent's clock at every message that comes back.
+
+        The worker sends one `mark` per device sync and then its answer. The clock is read here and nowhere else.
+        """
+        end = time.monotonic() + timeout_s
+        self.send(do, **fields)
+        stamps: list[int] = []
+        while True:
+            reply = self.answer(do, timeout_s=max(0.0, end - time.monotonic()))
+            stamps.append(time.perf_counter_ns())
+            if "mark" not in reply:
+                return stamps, reply
+
+    def close(self) -> None:
+        """End it without blame."""
+        if self.alive:
+            self.kill()
+
+    def kill(self) -> int | None:
+        """Kill it now; returns its exit status."""
+        self.alive = False
+        status = self._zygote.kill(self.pid)
+        self._channel.close()
+        return status
+
+    def output(self, limit: int = 2000) -> str:
+        """The end of what it printed."""
+        return self.log.read_text(errors="replace")[-limit:].strip() if self.log.exists() else ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _died(self, do: str) -> Any:
+        status = self._zygote.wait(self.pid, 5.0)
+        self.kill()
+        if status is not None and status < 0:
+            name = signal.Signals(-status).name
+            raise WorkerFault(f"the process was killed by {name} during {do!r}", kind="crashed")
+        raise WorkerFault(f"the process ended with status {status} during {do!r}", kind="exited")

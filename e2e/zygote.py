@@ -1,0 +1,120 @@
+"""A process that imports torch and transformers once, and forks a fresh worker whenever it is asked.
+
+Started by the parent as `python -P -m e2e.zygote FD MODULE...`; speaks JSON packets on FD. It stays
+single-threaded and touches no device: a fork copies only the calling thread, and a CUDA context does not
+survive one. OpenMP is the trap: any parallel region before the fork hangs every child, hence one thread here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+from e2e.integrity.isolation import die_with_parent
+
+PACKET_BYTES = 65536
+
+
+def main() -> None:
+    """Serve `spawn`, `kill` and `wait` until the parent closes its end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    control = socket.socket(fileno=int(sys.argv[1]))
+    _reply(control, _preload(sys.argv[2:]))
+    statuses: dict[int, int] = {}
+    while True:
+        data, fds, _, _ = socket.recv_fds(control, PACKET_BYTES, 3)
+        if not data:
+            break
+        request: dict[str, Any] = json.loads(data)
+        _reap(statuses)
+        if request["do"] == "spawn":
+            pid = os.fork()
+            if pid == 0:
+                control.close()
+                _become_worker(fds, request)
+            for fd in fds:
+                os.close(fd)
+            _reply(control, {"pid": pid})
+        elif request["do"] == "kill":
+            _kill(request["pid"])
+            _reply(control, {"status": _wait(request["pid"], 5.0, statuses)})
+        elif request["do"] == "wait":
+            _reply(control, {"status": _wait(request["pid"], request["timeout_s"], statuses)})
+
+
+def _preload(modules: list[str]) -> dict[str, Any]:
+    import torch
+
+    torch.set_num_threads(1)
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+    threads = len(os.listdir("/proc/self/task"))
+    return {"threads": threads, "cuda_initialized": bool(torch.cuda.is_initialized())}
+
+
+def _become_worker(fds: list[int], request: dict[str, Any]) -> None:
+    """Never returns. The parent-death signal and the new session make it easy to end; fds above 3 are closed."""
+    die_with_parent()
+    os.setsid()
+    channel, out, err = fds
+    null = os.open(os.devnull, os.O_RDONLY)
+    high = [os.dup2(fd, 1000 + place, inheritable=False) for place, fd in enumerate((null, out, err, channel))]
+    for place, fd in enumerate(high):
+        os.dup2(fd, place, inheritable=True)
+    os.closerange(4, 4096)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from e2e.worker import run
+
+    code = 70
+    try:
+        code = run(socket.socket(fileno=3), request)
+    finally:
+        os._exit(code)
+
+
+def _kill(pid: int) -> None:
+    for target in (-pid, pid):
+        try:
+            os.kill(target, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def _wait(pid: int, timeout_s: float, statuses: dict[int, int]) -> int | None:
+    """Exit status as os.waitstatus_to_exitcode gives it (negative: signal), or None while it runs."""
+    end = time.monotonic() + timeout_s
+    while True:
+        _reap(statuses)
+        if pid in statuses or time.monotonic() >= end:
+            return statuses.get(pid)
+        time.sleep(0.005)
+
+
+def _reap(statuses: dict[int, int]) -> None:
+    """Collect every ended child; in a PID namespace orphans arrive here too."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        statuses[pid] = os.waitstatus_to_exitcode(status)
+
+
+def _reply(control: socket.socket, message: dict[str, Any]) -> None:
+    control.send(json.dumps(message).encode())
+
+
+if __name__ == "__main__":
+    main()
