@@ -1,7 +1,8 @@
 """YAML that remembers its lines, so that every mistake is reported as `file:line: field: what to do`.
 
-A strict subset, the same for workloads, policies and kernel blocks: scalars as in YAML 1.2 (`1e-5` is a number,
-`yes` is refused), no anchors or aliases (a small file must not grow into a large one), no tags, no duplicate keys.
+A strict subset, the same for workloads, policies and kernel blocks: scalars as in YAML 1.2 (`1e-5` is a
+number, `yes` is refused), no anchors or aliases (a small file must not grow into a large one), no tags, no
+duplicate keys.
 """
 
 from __future__ import annotations
@@ -206,7 +207,7 @@ def _scalar(text: str) -> Any:
 
 
 def printable(value: str, limit: int = 80) -> str:
-    """`value` in at most `limit` characters, control characters escaped: a file must not steer the terminal."""
+    """`value` in at most `limit` characters, controls escaped: a file must not steer the terminal."""
     text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in value)
     return text if len(text) <= limit else text[: limit - 3] + "..."
 

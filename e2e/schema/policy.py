@@ -49,9 +49,9 @@ class Policy(Record):
     """Smallest gain worth adopting: CONFIRMED needs a speed-up above 1 + margin."""
     opponents: list[Opponent] = ["best_pytorch", "as_shipped"]
     decides: Opponent = "best_pytorch"
-    modes: list[Mode] = [Mode.EAGER, Mode.COMPILE, Mode.REDUCE_OVERHEAD]
+    modes: list[Mode] = Field([Mode.EAGER, Mode.COMPILE, Mode.REDUCE_OVERHEAD], min_length=1)
     """Modes of baseline and candidate arms; one that cannot run here is shown with its reason."""
-    looks: list[int] = [5, 8, 12]
+    looks: list[int] = Field([5, 8, 12], min_length=1)
     """Worker processes at which the interval is looked at."""
     level: float = Field(0.9779, gt=0.5, lt=1)
     """Nominal two-sided confidence at each look. Source: Pocock's constant for three looks, 95 % overall."""

@@ -1,0 +1,1 @@
+"""e2e: does this kernel's win survive the workload?"""

@@ -1,0 +1,124 @@
+"""Any module by its class name: `module:CLASS`; the original module is its own reference, run in float64."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from e2e.protocols import OpCall, Site
+
+
+class ModuleOp:
+    """The op that every module of one class computes; its call is (forward's tensors..., parameters...) -> y.
+
+    The kernel's entry receives the tensors that `forward` receives, then the module's parameters and buffers in
+    the order of their registration. The output has the shape, strides and dtype of the first tensor.
+
+    Shapes:
+        x (...), parameters as the module has them -> (...); same shape and dtype as x.
+    """
+
+    def __init__(self, class_name: str = "") -> None:
+        self.class_name = class_name
+        self.name = f"module:{class_name}"
+        self.tensor_names: tuple[str, ...] = ("x",)
+        self.scalar_names: tuple[str, ...] = ()
+        self.schema = "(Tensor x, Tensor[] state) -> Tensor"
+        self.alternatives: Mapping[str, Callable[..., Any]] = {}
+        self._module: nn.Module | None = None
+
+    def of(self, class_name: str) -> ModuleOp:
+        """The op of another class."""
+        return ModuleOp(class_name)
+
+    def find_sites(self, model: nn.Module) -> list[Site]:
+        """Modules whose class has that name."""
+        found = [(fqn, module) for fqn, module in model.named_modules() if type(module).__name__ == self.class_name]
+        if found:
+            self._module = found[0][1]
+            names = [name for name, _ in _state(self._module)]
+            self.tensor_names = ("x", *names)
+            arguments = ", ".join(f"Tensor {name.replace('.', '_')}" for name in self.tensor_names)
+            self.schema = f"({arguments}) -> Tensor"
+        return [Site(fqn, module, {}) for fqn, module in found]
+
+    def call_of(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> OpCall:
+        """`forward(x)` means op(x, *parameters)."""
+        values = (*args, *kwargs.values())
+        return OpCall((*values, *(tensor for _, tensor in _state(site.module))), ())
+
+    def forward_with(self, site: Site, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A forward that calls `function(x, *parameters)`."""
+        names = [name for name, _ in _state(site.module)]
+
+        def forward(self: nn.Module, x: Tensor) -> Any:
+            return function(x, *(getattr(self, name) for name in names))
+
+        return forward
+
+    def reference(self, x: Tensor, *state: Tensor) -> Tensor:
+        """The original module, with that state, in the precision of `x`."""
+        if self._module is None:
+            raise RuntimeError("find_sites was not called")
+        module = copy.deepcopy(self._module).to(x.dtype)
+        for (name, _), value in zip(_state(module), state, strict=True):
+            owner = module.get_parameter(name) if name in dict(module.named_parameters()) else module.get_buffer(name)
+            owner.data = value.to(x.dtype)
+        with torch.no_grad():
+            result: Tensor = module(x)
+        return result
+
+    def allocate(self, x: Tensor, *state: Tensor) -> Tensor:
+        """An uninitialised output like `x`."""
+        return torch.empty_like(x)
+
+    def fake(self, x: Tensor, *state: Tensor) -> Tensor:
+        """Shape, strides and dtype of the output."""
+        return torch.empty_like(x)
+
+    def dims(self, call: OpCall) -> dict[str, int | str]:
+        """`dim0`, `dim1`, ... of x, `rows`, `hidden` (the last one), and `dtype`."""
+        x = call.tensors[0]
+        sizes: dict[str, int | str] = {f"dim{place}": int(size) for place, size in enumerate(x.shape)}
+        hidden = int(x.shape[-1])
+        return {
+            **sizes,
+            "rows": x.numel() // hidden if hidden else 0,
+            "hidden": hidden,
+            "dtype": str(x.dtype).removeprefix("torch."),
+        }
+
+    def edge_calls(self, call: OpCall, seed: int) -> Iterable[tuple[str, OpCall]]:
+        """The captured shape with other values: nothing else is known to be legal for an unknown module."""
+        x, *state = call.tensors
+        generator = torch.Generator().manual_seed(seed)
+        noise = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+        for label, scale in (("random values", 1.0), ("small magnitude", 1e-3), ("large magnitude", 1e2)):
+            values = (noise * scale).to(device=x.device, dtype=x.dtype)
+            yield label, OpCall((values, *state), call.scalars)
+
+    def mutants(self) -> Mapping[str, Callable[..., Any]]:
+        """Wrong outputs that any module's check must notice."""
+        return {
+            "zeros": lambda x, *state: torch.zeros_like(x),
+            "copy of the input": lambda x, *state: x.clone(),
+            "last row dropped": lambda x, *state: _without_last_row(self.reference(x, *state)),
+            "one per cent too large": lambda x, *state: self.reference(x, *state) * 1.01,
+        }
+
+
+def _state(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+
+
+def _without_last_row(y: Tensor) -> Tensor:
+    rows = y.reshape(-1, y.shape[-1]).clone()
+    rows[-1:] = 0
+    return rows.reshape(y.shape)
+
+
+PLUGIN = ModuleOp()

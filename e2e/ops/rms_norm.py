@@ -1,0 +1,176 @@
+"""Root-mean-square normalisation: (x[..., hidden], weight[hidden], eps) -> y."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from e2e.protocols import OpCall, Site
+
+_EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps")
+
+
+class RmsNorm:
+    """y = x / sqrt(mean(x^2) + eps) * weight, over the last dimension.
+
+    Shapes:
+        x (..., H), weight (H,) -> (..., H); same dtype as x.
+
+    Source:
+        Zhang and Sennrich 2019, arXiv:1910.07467; LlamaRMSNorm in transformers.
+    """
+
+    name = "rms_norm"
+    tensor_names = ("x", "weight")
+    scalar_names = ("eps",)
+    schema = "(Tensor x, Tensor weight, float eps) -> Tensor"
+
+    def __init__(self) -> None:
+        self.alternatives: Mapping[str, Callable[..., Any]] = {"F.rms_norm": _torch_rms_norm}
+
+    def find_sites(self, model: nn.Module) -> list[Site]:
+        """Modules that hold one vector `weight` and an epsilon, and call themselves RMS norms.
+
+        Transformers marks replaceable layers with `kernel_layer_name`; other models are found by class name.
+        Whether such a module really computes this op is for the conformance check to say, on its activations.
+        """
+        sites = []
+        for fqn, module in model.named_modules():
+            layer = getattr(module, "kernel_layer_name", None)
+            if layer != "RMSNorm" and "rmsnorm" not in type(module).__name__.lower():
+                continue
+            sites.append(self._site(fqn, module))
+        return sites
+
+    def _site(self, fqn: str, module: nn.Module) -> Site:
+        parameters = dict(module.named_parameters())
+        eps = next((getattr(module, name) for name in _EPS_NAMES if hasattr(module, name)), None)
+        problem = None
+        if set(parameters) != {"weight"} or parameters["weight"].dim() != 1:
+            problem = f"it has parameters {sorted(parameters) or 'none'}; rms_norm needs one vector `weight`"
+        elif not isinstance(eps, float):
+            problem = f"no epsilon was found under {', '.join(_EPS_NAMES)}"
+        return Site(fqn, module, {"eps": eps}, problem)
+
+    def call_of(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> OpCall:
+        """`forward(x)` means rms_norm(x, self.weight, eps)."""
+        x = args[0] if args else next(iter(kwargs.values()))
+        return OpCall((x, site.module.weight), (site.scalars["eps"],))
+
+    def forward_with(self, site: Site, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A forward that calls `function(x, weight, eps)`."""
+        eps = site.scalars["eps"]
+
+        def forward(self: nn.Module, hidden_states: Tensor) -> Any:
+            return function(hidden_states, self.weight, eps)
+
+        return forward
+
+    def reference(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Plain maths in the precision it is given; float64 is the trusted one."""
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+    def allocate(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """An uninitialised y."""
+        return torch.empty_like(x)
+
+    def fake(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Shape, strides and dtype of y."""
+        return torch.empty_like(x)
+
+    def dims(self, call: OpCall) -> dict[str, int | str]:
+        """`rows` (product of the leading dimensions), `hidden`, `dtype`."""
+        x = call.tensors[0]
+        hidden = int(x.shape[-1])
+        return {
+            "rows": x.numel() // hidden if hidden else 0,
+            "hidden": hidden,
+            "dtype": str(x.dtype).removeprefix("torch."),
+        }
+
+    def edge_calls(self, call: OpCall, seed: int) -> Iterable[tuple[str, OpCall]]:
+        """Hard inputs at the call's width: values that hide bugs at other scales, layouts, and few rows."""
+        x, weight = call.tensors
+        (eps,) = call.scalars
+        generator = torch.Generator().manual_seed(seed)
+        hidden = x.shape[-1]
+
+        def draw(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+        def make(values: Tensor) -> Tensor:
+            return values.to(device=x.device, dtype=x.dtype)
+
+        # Trained norms can have weights near one value, and fresh ones are all ones: an ignored weight must show.
+        strange = make(draw(hidden) + 1.5)
+        spikes = draw(4, hidden)
+        spikes[:, ::97] *= 1e3
+        yield "random weight", OpCall((make(draw(5, hidden)), strange), (eps,))
+        yield "one row", OpCall((make(draw(1, hidden)), strange), (eps,))
+        # mean(x^2) near eps: a missing or wrong epsilon changes the result by a large factor only here
+        yield "small magnitude", OpCall((make(draw(4, hidden) * eps**0.5), strange), (eps,))
+        yield "large magnitude", OpCall((make(draw(4, hidden) * 2e2), strange), (eps,))
+        yield "outlier channels", OpCall((make(spikes), strange), (eps,))
+        yield "offset mean", OpCall((make(draw(4, hidden) + 8.0), strange), (eps,))
+        yield "constant rows", OpCall((make(torch.full((3, hidden), 0.75, dtype=torch.float64)), strange), (eps,))
+        yield "zeros", OpCall((make(torch.zeros(2, hidden, dtype=torch.float64)), strange), (eps,))
+        yield "no rows", OpCall((make(draw(0, hidden)), strange), (eps,))
+        yield "three leading dimensions", OpCall((make(draw(2, 3, 2, hidden)), strange), (eps,))
+
+    def mutants(self) -> Mapping[str, Callable[..., Any]]:
+        """Wrong rms_norms, one mistake each."""
+        return {
+            "zeros": lambda x, w, eps: torch.zeros_like(x),
+            "copy of the input": lambda x, w, eps: x.clone(),
+            "mean of the output": lambda x, w, eps: self._as(x, self._exact(x, w, eps).mean() + 0 * x.double()),
+            "weight ignored": lambda x, w, eps: self._as(x, self._exact(x, torch.ones_like(w), eps)),
+            "weight applied twice": lambda x, w, eps: self._as(x, self._exact(x, w, eps) * w.double()),
+            "weight plus one": lambda x, w, eps: self._as(x, self._exact(x, w.double() + 1, eps)),
+            "no epsilon": lambda x, w, eps: self._as(x, self._exact(x, w, 1e-30)),
+            "ten times epsilon": lambda x, w, eps: self._as(x, self._exact(x, w, 10 * eps)),
+            "mean subtracted": lambda x, w, eps: self._as(
+                x, self._exact(x.double() - x.double().mean(-1, keepdim=True), w, eps)
+            ),
+            "last column dropped": lambda x, w, eps: self._as(x, self._exact(x, w, eps) * _but_last(x)),
+            "last row dropped": lambda x, w, eps: self._as(x, _without_last_row(self._exact(x, w, eps))),
+            "neighbouring rows swapped": lambda x, w, eps: self._as(x, _rolled(self._exact(x, w, eps))),
+            "5 % of the reduction dropped": lambda x, w, eps: self._as(x, self._short(x, w, eps)),
+        }
+
+    def _exact(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return self.reference(x.double(), weight.double(), eps)
+
+    def _short(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        kept = max(1, int(x.shape[-1] * 0.95))
+        mean = x.double()[..., :kept].pow(2).mean(-1, keepdim=True) * kept / max(1, x.shape[-1])
+        return x.double() * torch.rsqrt(mean + eps) * weight.double()
+
+    @staticmethod
+    def _as(x: Tensor, value: Tensor) -> Tensor:
+        return value.to(x.dtype)
+
+
+def _torch_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def _but_last(x: Tensor) -> Tensor:
+    keep = torch.ones(x.shape[-1], dtype=torch.float64, device=x.device)
+    keep[-1:] = 0
+    return keep
+
+
+def _without_last_row(y: Tensor) -> Tensor:
+    rows = y.reshape(-1, y.shape[-1]).clone()
+    rows[-1:] = 0
+    return rows.reshape(y.shape)
+
+
+def _rolled(y: Tensor) -> Tensor:
+    return y.reshape(-1, y.shape[-1]).roll(1, 0).reshape(y.shape)
+
+
+PLUGIN = RmsNorm()

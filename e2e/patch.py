@@ -1,0 +1,75 @@
+"""Swap the op's sites in one arm's own module tree, and undo it exactly.
+
+Only instances are touched: `site.forward` is set on the arm's module and deleted again. Classes, module globals
+and the other arms never change.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from e2e.protocols import Op, Site
+
+
+def copy_sharing_weights(model: nn.Module) -> nn.Module:
+    """A module tree of its own over the *same* parameter and buffer objects; ties and config copies survive.
+
+    For inference only: a training step through one copy would change the weights of all.
+    """
+    shared = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
+    return copy.deepcopy(model, shared)
+
+
+def sites_in(copied: nn.Module, sites: list[Site]) -> list[Site]:
+    """The same sites in another module tree of the same model."""
+    return [Site(site.fqn, copied.get_submodule(site.fqn), site.scalars, site.incompatible) for site in sites]
+
+
+class Patch:
+    """Sites of one module tree whose `forward` is replaced; `undo` restores `vars()` of every owner."""
+
+    def __init__(self, op: Op, sites: list[Site], function_for: Callable[[Site], Callable[..., Any] | None]) -> None:
+        """Apply: `function_for(site)` is what the site shall call, or None for the module's own forward.
+
+        Raises:
+            RuntimeError: a site already has a forward of its own, which is not ours to overwrite.
+        """
+        self._sites: list[Site] = []
+        for site in sites:
+            if "forward" in vars(site.module):
+                self.undo()
+                raise RuntimeError(f"{site.fqn} already has a forward of its own")
+            function = function_for(site)
+            forward = type(site.module).forward if function is None else op.forward_with(site, function)
+            site.module.forward = types.MethodType(forward, site.module)
+            self._sites.append(site)
+
+    def undo(self) -> None:
+        """Delete what was set; nothing else was changed."""
+        for site in self._sites:
+            del site.module.forward
+        self._sites = []
+
+
+@contextmanager
+def observed(sites: list[Site], see: Callable[[Site, tuple[Any, ...], dict[str, Any], Any], None]) -> Iterator[None]:
+    """While inside, `see(site, args, kwargs, output)` is called after every call of every site."""
+
+    def hook_for(site: Site) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            see(site, args, kwargs, output)
+
+        return hook
+
+    handles = [site.module.register_forward_hook(hook_for(site), with_kwargs=True) for site in sites]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

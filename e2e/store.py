@@ -1,0 +1,269 @@
+"""`results/<run-id>/`: one folder per run, written piece by piece so that a killed run can still be shown.
+
+    result.json     everything but the segments; written last, so its presence means that the run ended
+    result.sha256   of result.json, so that an edited result is noticed
+    samples.csv     every timed segment; its digest is inside result.json
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import hashlib
+import io
+import os
+import re
+import secrets
+import tempfile
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pydantic_core
+from pydantic import ValidationError
+
+from e2e.errors import StoredRunError, UsageError
+from e2e.schema.evidence import Segment
+from e2e.schema.result import SCHEMA, CellResult, Result
+
+RESULT, DIGEST, SAMPLES = "result.json", "result.sha256", "samples.csv"
+COLUMNS = ("cell", "phase", "worker", "block", "position", "arm", "steps", "seconds", "seed")
+MAX_RESULT_BYTES = 64 * 2**20
+MAX_SAMPLES_BYTES = 256 * 2**20
+"""Both far beyond what a run writes; a stored run comes from elsewhere and must not exhaust memory."""
+
+
+class Run:
+    """A run's folder while it is being written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._cells: dict[int, list[Segment]] = {}
+
+    @property
+    def run_id(self) -> str:
+        """The folder's name: UTC time, workload, and a random part."""
+        return self.folder.name
+
+    @classmethod
+    def create(cls, out: Path, name: str) -> Run:
+        """A new, empty folder under `out` that no other run can have.
+
+        Raises:
+            UsageError: the folder cannot be made.
+        """
+        safe = re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-.") or "run"
+        while True:
+            stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+            folder = out / f"{stamp}-{safe[:60]}-{secrets.token_hex(3)}"
+            try:
+                out.mkdir(parents=True, exist_ok=True)
+                folder.mkdir()
+            except FileExistsError as error:
+                if out.is_dir():
+                    continue  # another run took the name
+                raise UsageError(f"--out {out}: is a file; results need a folder") from error
+            except OSError as error:
+                raise UsageError(f"--out {out}: cannot write results there: {error.strerror}") from error
+            return cls(folder)
+
+    def write_text(self, name: str, text: str) -> Path:
+        """Write one file of the run; `name` may have folders in it."""
+        return self.write_bytes(name, text.encode("utf-8", "backslashreplace"))
+
+    def write_bytes(self, name: str, content: bytes) -> Path:
+        """Write one file of the run, whole or not at all.
+
+        Raises:
+            ValueError: the name leads out of the folder.
+        """
+        path = self.folder / name
+        if not path.resolve().is_relative_to(self.folder.resolve()):
+            raise ValueError(f"{name!r} leads out of the run's folder")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write_atomically(path, content)
+        return path
+
+    def write_samples(self, segments: Iterable[Segment], *, cell: int = 0) -> str:
+        """Write every segment known so far of one cell (its place in `result.cells`); returns the file's sha256."""
+        self._cells[cell] = list(segments)
+        content = _samples_bytes(self._cells)
+        self.write_bytes(SAMPLES, content)
+        return hashlib.sha256(content).hexdigest()
+
+    def finish(self, result: Result) -> Result:
+        """Write samples, digest and result, in this order; returns the result with the samples' digest."""
+        self._cells = {index: cell.evidence.segments for index, cell in enumerate(result.cells)}
+        content = _samples_bytes(self._cells)
+        self.write_bytes(SAMPLES, content)
+        result = result.model_copy(update={"samples_sha256": hashlib.sha256(content).hexdigest()})
+        text = to_json(result).encode()
+        self.write_text(DIGEST, f"{hashlib.sha256(text).hexdigest()}  {RESULT}\n")
+        self.write_bytes(RESULT, text)
+        return result
+
+
+def to_json(result: Result) -> str:
+    """The result as it is stored: strict JSON without the segments, which live in samples.csv."""
+    bare = [_with_segments(cell, []) for cell in result.cells]
+    return result.model_copy(update={"cells": bare}).model_dump_json(indent=1) + "\n"
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of result.json."""
+    return Result.model_json_schema(mode="serialization")
+
+
+def find(run: str | Path) -> Path:
+    """The folder of a stored run, given the folder, its result.json, or a bare run id under `results/`.
+
+    Raises:
+        StoredRunError: there is no such folder.
+    """
+    path = Path(run)
+    try:
+        if path.name == RESULT and path.is_file():
+            return path.parent
+        for folder in (path, Path("results") / path):
+            if folder.is_dir():
+                return folder
+        exists = path.exists()
+    except (OSError, ValueError) as error:
+        raise StoredRunError(f"{str(run)!r} cannot be looked for: {error}") from error
+    if exists:
+        raise StoredRunError(f"{path} is not a run: give a run's folder or its {RESULT}")
+    raise StoredRunError(f"no run {str(run)!r} here or under results/")
+
+
+def load(run: str | Path) -> Result:
+    """A stored run with its segments, both checked against their digests.
+
+    Raises:
+        StoredRunError: not a run, not finished, truncated, edited, or of another schema version.
+    """
+    folder = find(run)
+    if not (folder / RESULT).exists():
+        left = f"it has {SAMPLES}, so it was stopped before its end" if (folder / SAMPLES).exists() else "not a run"
+        raise StoredRunError(f"{folder} has no {RESULT}: {left}")
+    text = _read(folder / RESULT, MAX_RESULT_BYTES)
+    result = _parse_result(text, folder)
+    digest = _read(folder / DIGEST, 4096).decode("ascii", "replace").split()
+    if digest[:1] != [hashlib.sha256(text).hexdigest()]:
+        raise StoredRunError(f"{folder / RESULT} does not match {DIGEST}: it was edited after the run")
+    samples = _read(folder / SAMPLES, MAX_SAMPLES_BYTES)
+    if result.samples_sha256 != hashlib.sha256(samples).hexdigest():
+        raise StoredRunError(f"{folder / SAMPLES} does not match {RESULT}: it was edited or cut short after the run")
+    segments = _parse_samples(samples, len(result.cells), folder / SAMPLES)
+    cells = [_with_segments(cell, segments[index]) for index, cell in enumerate(result.cells)]
+    return result.model_copy(update={"cells": cells})
+
+
+def _parse_result(text: bytes, folder: Path) -> Result:
+    file = folder / RESULT
+    try:
+        raw = pydantic_core.from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        raise StoredRunError(f"{file} is not whole, strict JSON: {error}") from error
+    version = raw.get("schema_version") if isinstance(raw, dict) else None
+    if version is None:
+        raise StoredRunError(f"{file} is JSON, but not a result of e2e: it has no schema_version")
+    if version != SCHEMA:
+        raise StoredRunError(f"{file} has schema {version!r}; this e2e reads {SCHEMA!r}: use the e2e that wrote it")
+    try:
+        return Result.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise StoredRunError(f"{file} is not a valid result: {place}: {first['msg']}") from error
+
+
+def _with_segments(cell: CellResult, segments: list[Segment]) -> CellResult:
+    return cell.model_copy(update={"evidence": cell.evidence.model_copy(update={"segments": segments})})
+
+
+# ---- samples.csv
+
+_HINTS = get_type_hints(Segment)
+_READERS = {
+    name: float if name == "seconds" else int if _HINTS.get(name, int) is int else str for name in COLUMNS
+}
+
+
+def _samples_bytes(cells: dict[int, list[Segment]]) -> bytes:
+    stream = io.StringIO(newline="")
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for cell in sorted(cells):
+        for segment in cells[cell]:
+            row = [getattr(segment, name) for name in COLUMNS[1:]]
+            # repr of a float reads back as the same float, which `gate` relies on.
+            writer.writerow([cell, *(repr(value) if isinstance(value, float) else value for value in row)])
+    return stream.getvalue().encode()
+
+
+def _parse_samples(content: bytes, num_cells: int, file: Path) -> list[list[Segment]]:
+    cells: list[list[Segment]] = [[] for _ in range(num_cells)]
+    line = 1
+    try:
+        rows = csv.reader(io.StringIO(content.decode(), newline=""), strict=True)
+        if tuple(next(rows, ())) != COLUMNS:
+            raise ValueError(f"the columns must be {','.join(COLUMNS)}")
+        for line, row in enumerate(rows, start=2):
+            cell, segment = _segment(row)
+            if not 0 <= cell < num_cells:
+                raise ValueError(f"the result has no cell {cell}")
+            cells[cell].append(segment)
+    except (ValueError, csv.Error) as error:  # pydantic's ValidationError is a ValueError
+        raise StoredRunError(f"{file}:{line}: not a sample: {error}") from error
+    return cells
+
+
+def _segment(row: Sequence[str]) -> tuple[int, Segment]:
+    values = {name: _READERS[name](text) for name, text in zip(COLUMNS, row, strict=True)}
+    cell = values.pop("cell")
+    assert isinstance(cell, int)
+    return cell, Segment.model_validate(values, strict=True)
+
+
+# ---- Files
+
+
+def _write_atomically(path: Path, content: bytes) -> None:
+    """Readers see the old content or the new, also after a power cut."""
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _umask() -> int:
+    current = os.umask(0o077)
+    os.umask(current)
+    return current
+
+
+def _read(file: Path, limit: int) -> bytes:
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(limit + 1)
+    except FileNotFoundError as error:
+        raise StoredRunError(f"{file} is missing: the run is not complete") from error
+    except OSError as error:
+        raise StoredRunError(f"cannot read {file}: {error.strerror}") from error
+    if len(content) > limit:
+        raise StoredRunError(f"{file} is larger than any result: more than {limit // 2**20} MiB")
+    return content
