@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, get_origin
+from typing import Any, NamedTuple, TypeGuard, TypeVar, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -55,7 +55,9 @@ def load_workload(path: str, overrides: Sequence[str] = ()) -> LoadedWorkload:
     parsed = _mapping(source.text, file, "workload")
     settings, mistakes = _settings(overrides)
     _lay_over(parsed, settings)
-    misplaced = [key for key in parsed.data if key in Policy.model_fields and key not in Workload.model_fields]
+    misplaced = [
+        key for key in parsed.data if key in Policy.model_fields.keys() - Workload.model_fields.keys()
+    ]
     if misplaced:
         mistakes.append(f"{file}: thresholds ({', '.join(misplaced)}) belong in a policy file, see --policy")
     workload, found = _validated(Workload, parsed, str(file), settings)
@@ -138,7 +140,7 @@ def _read(file: Path, what: str) -> _Source:
         mode = file.stat().st_mode
         if stat.S_ISDIR(mode):
             inside = ", ".join(_yaml_files(file)[:5])
-            raise UsageError(f"{shown} is a folder; a {what} is one YAML file{inside and f' such as {inside}'}")
+            raise UsageError(f"{shown} is a folder; a {what} is one YAML file{inside and f': {inside}'}")
         if not stat.S_ISREG(mode):  # a pipe could block for ever
             raise UsageError(f"{shown} is not a regular file")
         with file.open("rb") as stream:
@@ -213,7 +215,7 @@ def _unknown(field: tuple[str, ...]) -> str | None:
 
 
 def _nearest_field(field: tuple[str, ...]) -> str:
-    """Compares whole paths, then last parts, since people leave out the section: `dtype` for `model.dtype`."""
+    """Compares whole paths, then last parts, since people leave out the section (`dtype`)."""
     paths = list(_paths(Workload))
     close = difflib.get_close_matches(".".join(field), paths, n=1)
     last = {path.rpartition(".")[2]: path for path in paths}
@@ -225,12 +227,12 @@ def _paths(model: type[BaseModel], prefix: str = "") -> Iterable[str]:
     for name, info in model.model_fields.items():
         yield prefix + name
         if _is_record(info.annotation):
-            assert info.annotation is not None
             yield from _paths(info.annotation, f"{prefix}{name}.")
 
 
-def _is_record(annotation: Any) -> bool:
-    return isinstance(annotation, type) and get_origin(annotation) is None and issubclass(annotation, BaseModel)
+def _is_record(annotation: Any) -> TypeGuard[type[BaseModel]]:
+    is_class = isinstance(annotation, type) and get_origin(annotation) is None
+    return is_class and issubclass(annotation, BaseModel)
 
 
 def _lay_over(parsed: Parsed, settings: Sequence[_Setting]) -> None:

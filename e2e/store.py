@@ -1,24 +1,22 @@
 """`results/<run-id>/`: one folder per run, written piece by piece so that a killed run can still be shown.
 
-    result.json     everything but the segments; written last, so its presence means that the run ended
-    result.sha256   of result.json, so that an edited result is noticed
-    samples.csv     every timed segment; its digest is inside result.json
+* `result.json`: everything but the segments; written last, so its presence means that the run ended.
+* `result.sha256`: its digest, so that an edited result is noticed.
+* `samples.csv`: every timed segment; its digest is inside `result.json`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import hashlib
 import io
 import os
 import re
 import secrets
-import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import pydantic_core
 from pydantic import ValidationError
@@ -86,7 +84,7 @@ class Run:
         return path
 
     def write_samples(self, segments: Iterable[Segment], *, cell: int = 0) -> str:
-        """Write every segment known so far of one cell (its place in `result.cells`); returns the file's sha256."""
+        """Write all segments known so far of one cell (an index into `result.cells`); returns the sha256."""
         self._cells[cell] = list(segments)
         content = _samples_bytes(self._cells)
         self.write_bytes(SAMPLES, content)
@@ -144,8 +142,8 @@ def load(run: str | Path) -> Result:
     """
     folder = find(run)
     if not (folder / RESULT).exists():
-        left = f"it has {SAMPLES}, so it was stopped before its end" if (folder / SAMPLES).exists() else "not a run"
-        raise StoredRunError(f"{folder} has no {RESULT}: {left}")
+        stopped = (folder / SAMPLES).exists()
+        raise StoredRunError(f"{folder} has no {RESULT}: {'the run was stopped' if stopped else 'not a run'}")
     text = _read(folder / RESULT, MAX_RESULT_BYTES)
     result = _parse_result(text, folder)
     digest = _read(folder / DIGEST, 4096).decode("ascii", "replace").split()
@@ -153,7 +151,7 @@ def load(run: str | Path) -> Result:
         raise StoredRunError(f"{folder / RESULT} does not match {DIGEST}: it was edited after the run")
     samples = _read(folder / SAMPLES, MAX_SAMPLES_BYTES)
     if result.samples_sha256 != hashlib.sha256(samples).hexdigest():
-        raise StoredRunError(f"{folder / SAMPLES} does not match {RESULT}: it was edited or cut short after the run")
+        raise StoredRunError(f"{folder / SAMPLES} does not match {RESULT}: it was edited or cut short")
     segments = _parse_samples(samples, len(result.cells), folder / SAMPLES)
     cells = [_with_segments(cell, segments[index]) for index, cell in enumerate(result.cells)]
     return result.model_copy(update={"cells": cells})
@@ -169,7 +167,7 @@ def _parse_result(text: bytes, folder: Path) -> Result:
     if version is None:
         raise StoredRunError(f"{file} is JSON, but not a result of e2e: it has no schema_version")
     if version != SCHEMA:
-        raise StoredRunError(f"{file} has schema {version!r}; this e2e reads {SCHEMA!r}: use the e2e that wrote it")
+        raise StoredRunError(f"{file} has schema {version!r}; this e2e reads {SCHEMA!r} only")
     try:
         return Result.model_validate_json(text, strict=True)
     except ValidationError as error:
@@ -184,10 +182,8 @@ def _with_segments(cell: CellResult, segments: list[Segment]) -> CellResult:
 
 # ---- samples.csv
 
-_HINTS = get_type_hints(Segment)
-_READERS = {
-    name: float if name == "seconds" else int if _HINTS.get(name, int) is int else str for name in COLUMNS
-}
+_READERS: dict[str, Callable[[str], Any]] = {"phase": str, "arm": str, "seconds": float}
+"""How a column is read; all others are whole numbers."""
 
 
 def _samples_bytes(cells: dict[int, list[Segment]]) -> bytes:
@@ -204,26 +200,23 @@ def _samples_bytes(cells: dict[int, list[Segment]]) -> bytes:
 
 def _parse_samples(content: bytes, num_cells: int, file: Path) -> list[list[Segment]]:
     cells: list[list[Segment]] = [[] for _ in range(num_cells)]
-    line = 1
+    rows = csv.reader(io.StringIO(content.decode("utf-8", "replace"), newline=""), strict=True)
     try:
-        rows = csv.reader(io.StringIO(content.decode(), newline=""), strict=True)
         if tuple(next(rows, ())) != COLUMNS:
             raise ValueError(f"the columns must be {','.join(COLUMNS)}")
-        for line, row in enumerate(rows, start=2):
+        for row in rows:
             cell, segment = _segment(row)
             if not 0 <= cell < num_cells:
                 raise ValueError(f"the result has no cell {cell}")
             cells[cell].append(segment)
     except (ValueError, csv.Error) as error:  # pydantic's ValidationError is a ValueError
-        raise StoredRunError(f"{file}:{line}: not a sample: {error}") from error
+        raise StoredRunError(f"{file}:{rows.line_num}: not a sample: {error}") from error
     return cells
 
 
 def _segment(row: Sequence[str]) -> tuple[int, Segment]:
-    values = {name: _READERS[name](text) for name, text in zip(COLUMNS, row, strict=True)}
-    cell = values.pop("cell")
-    assert isinstance(cell, int)
-    return cell, Segment.model_validate(values, strict=True)
+    values = {name: _READERS.get(name, int)(text) for name, text in zip(COLUMNS, row, strict=True)}
+    return values.pop("cell"), Segment.model_validate(values, strict=True)
 
 
 # ---- Files
@@ -231,29 +224,20 @@ def _segment(row: Sequence[str]) -> tuple[int, Segment]:
 
 def _write_atomically(path: Path, content: bytes) -> None:
     """Readers see the old content or the new, also after a power cut."""
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
+    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(6)}")
     try:
-        with os.fdopen(descriptor, "wb") as stream:
+        with temporary.open("xb") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def _umask() -> int:
-    current = os.umask(0o077)
-    os.umask(current)
-    return current
 
 
 def _read(file: Path, limit: int) -> bytes:

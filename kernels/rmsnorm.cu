@@ -18,8 +18,8 @@
 // * Rounded twice on purpose. Transformers' LlamaRMSNorm normalises in float32, rounds to the input dtype,
 //   and only then multiplies by the weight. Multiplying first is *more* accurate and still another
 //   function: a difference from the model as trained.
-// * Rows that 16-byte loads cannot serve (odd sizes, shifted views, very long rows) take the plain kernel
-//   below: slower, right for everything.
+// * Rows that one such load per thread cannot serve (odd sizes, shifted views, very long rows) are walked
+//   in a loop instead: slower, right for everything.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -33,6 +33,7 @@
 
 #include <climits>
 #include <cstdint>
+#include <cstring>
 
 namespace {
 
@@ -50,14 +51,6 @@ __device__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value);
 __device__ void round_to(float value, float& rounded) { rounded = value; }
 __device__ void round_to(float value, __half& rounded) { rounded = __float2half_rn(value); }
 __device__ void round_to(float value, __nv_bfloat16& rounded) { rounded = __float2bfloat16_rn(value); }
-
-template <typename T>
-__device__ T normalise(T x, float scale, T weight) {
-  T normalised, y;
-  round_to(to_float(x) * scale, normalised);
-  round_to(to_float(weight) * to_float(normalised), y);
-  return y;
-}
 
 __device__ float warp_sum(float value) {
   for (int distance = kWarp / 2; distance > 0; distance /= 2) {
@@ -77,81 +70,95 @@ __device__ float block_sum(float value) {
   return warp_sum(lane < warps ? sums[lane] : 0.0f);  // each warp by itself, which saves a second barrier
 }
 
-// 16 bytes travel as one uint4, and are T's only in registers.
-template <typename T>
-union Pack {
-  static constexpr int kLanes = sizeof(uint4) / sizeof(T);
-  uint4 bits;
+// Neighbours in memory that one thread handles together.
+template <typename T, int kLanes>
+struct alignas(sizeof(T) * kLanes) Pack {
   T lane[kLanes];
-  __device__ Pack() : bits{0, 0, 0, 0} {}
 };
 
-// Thread t holds packs t, t + blockDim.x, ... of its row: neighbours read neighbouring addresses.
-template <typename T, int kPacks>
-__global__ void __launch_bounds__(kMaxThreads)
-    rms_norm_packed(const T* __restrict__ x, int64_t row_stride, const T* __restrict__ weight, float eps,
-                    T* __restrict__ out, int packs) {
-  const int64_t row = blockIdx.x;
-  const int hidden = packs * Pack<T>::kLanes;
-  const uint4* x_row = reinterpret_cast<const uint4*>(x + row * row_stride);
-  const uint4* weights = reinterpret_cast<const uint4*>(weight);
-  uint4* out_row = reinterpret_cast<uint4*>(out + row * hidden);
+template <typename T>
+constexpr int kWidest = sizeof(uint4) / sizeof(T);
 
-  // Ask for everything, the weights too, before waiting for anything.
-  Pack<T> values[kPacks], scales[kPacks];
-#pragma unroll
-  for (int k = 0; k < kPacks; ++k) {
-    const int i = threadIdx.x + k * blockDim.x;
-    if (i < packs) values[k].bits = x_row[i];
-    if (i < packs) scales[k].bits = __ldg(weights + i);
+// 16 bytes come in as one uint4: asked for as eight halves, they can arrive in eight loads.
+template <typename T, int kLanes>
+__device__ Pack<T, kLanes> load(const T* address) {
+  Pack<T, kLanes> pack;
+  if constexpr (sizeof(pack) == sizeof(uint4)) {
+    const uint4 bits = *reinterpret_cast<const uint4*>(address);
+    memcpy(&pack, &bits, sizeof(pack));
+  } else {
+    pack = *reinterpret_cast<const Pack<T, kLanes>*>(address);
   }
-
-  float squares = 0.0f;
-#pragma unroll
-  for (int k = 0; k < kPacks; ++k) {
-#pragma unroll
-    for (int j = 0; j < Pack<T>::kLanes; ++j) {
-      const float value = to_float(values[k].lane[j]);  // zero beyond the row's end
-      squares += value * value;
-    }
-  }
-  const float scale = rsqrtf(block_sum(squares) / hidden + eps);
-
-#pragma unroll
-  for (int k = 0; k < kPacks; ++k) {
-    const int i = threadIdx.x + k * blockDim.x;
-    if (i >= packs) continue;
-#pragma unroll
-    for (int j = 0; j < Pack<T>::kLanes; ++j) {
-      values[k].lane[j] = normalise(values[k].lane[j], scale, scales[k].lane[j]);
-    }
-    out_row[i] = values[k].bits;
-  }
+  return pack;
 }
 
+template <typename T, int kLanes>
+__device__ void store(T* address, const Pack<T, kLanes>& pack) {
+  *reinterpret_cast<Pack<T, kLanes>*>(address) = pack;
+}
+
+template <typename T, int kLanes>
+__device__ float squares(const Pack<T, kLanes>& x) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int k = 0; k < kLanes; ++k) sum += to_float(x.lane[k]) * to_float(x.lane[k]);
+  return sum;
+}
+
+template <typename T, int kLanes>
+__device__ Pack<T, kLanes> normalise(const Pack<T, kLanes>& x, float scale, const Pack<T, kLanes>& weight) {
+  Pack<T, kLanes> y;
+#pragma unroll
+  for (int k = 0; k < kLanes; ++k) {
+    T normalised;
+    round_to(to_float(x.lane[k]) * scale, normalised);
+    round_to(to_float(weight.lane[k]) * to_float(normalised), y.lane[k]);
+  }
+  return y;
+}
+
+// The usual case: one pack per thread. Both loads are on their way before anything waits, so the weight's
+// trip hides behind the sum.
 template <typename T>
 __global__ void __launch_bounds__(kMaxThreads)
-    rms_norm_plain(const T* __restrict__ x, int64_t row_stride, const T* __restrict__ weight, float eps,
-                   T* __restrict__ out, int64_t hidden) {
+    rms_norm_in_registers(const T* __restrict__ x, int64_t row_stride, const T* __restrict__ weight, float eps,
+                          T* __restrict__ out, int64_t hidden) {
+  constexpr int kLanes = kWidest<T>;
+  const int64_t i = int64_t(threadIdx.x) * kLanes;
+  Pack<T, kLanes> value{}, factor{};  // zeros beyond the end of the row
+  if (i < hidden) {
+    value = load<T, kLanes>(x + blockIdx.x * row_stride + i);
+    factor = load<T, kLanes>(weight + i);
+  }
+  const float scale = rsqrtf(block_sum(squares(value)) / hidden + eps);
+  if (i < hidden) store(out + blockIdx.x * hidden + i, normalise(value, scale, factor));
+}
+
+// Any row: the threads walk it twice, and the second time it comes from the cache. kLanes is 1 where a wider
+// load would be misaligned or would run over the end.
+template <typename T, int kLanes>
+__global__ void __launch_bounds__(kMaxThreads)
+    rms_norm_looped(const T* __restrict__ x, int64_t row_stride, const T* __restrict__ weight, float eps,
+                    T* __restrict__ out, int64_t hidden) {
   const T* x_row = x + blockIdx.x * row_stride;
   T* out_row = out + blockIdx.x * hidden;
-  float squares = 0.0f;
-  for (int64_t i = threadIdx.x; i < hidden; i += blockDim.x) {
-    const float value = to_float(x_row[i]);
-    squares += value * value;
+  const int64_t first = int64_t(threadIdx.x) * kLanes, step = int64_t(blockDim.x) * kLanes;
+  float sum = 0.0f;
+  for (int64_t i = first; i < hidden; i += step) sum += squares(load<T, kLanes>(x_row + i));
+  const float scale = rsqrtf(block_sum(sum) / hidden + eps);
+  for (int64_t i = first; i < hidden; i += step) {
+    store(out_row + i, normalise(load<T, kLanes>(x_row + i), scale, load<T, kLanes>(weight + i)));
   }
-  const float scale = rsqrtf(block_sum(squares) / hidden + eps);
-  for (int64_t i = threadIdx.x; i < hidden; i += blockDim.x) out_row[i] = normalise(x_row[i], scale, weight[i]);
 }
 
 // ---- Host side.
 
-int threads_for(int64_t work_items) {  // whole warps, so that every lane of a shuffle exists
-  const int64_t threads = (work_items + kWarp - 1) / kWarp * kWarp;
-  return static_cast<int>(threads < kMaxThreads ? threads : kMaxThreads);
+unsigned threads_for(int64_t packs) {  // whole warps, so that every lane of a shuffle exists
+  const int64_t threads = (packs + kWarp - 1) / kWarp * kWarp;
+  return static_cast<unsigned>(threads < kMaxThreads ? threads : kMaxThreads);
 }
 
-bool aligned(const void* address) { return reinterpret_cast<uintptr_t>(address) % sizeof(uint4) == 0; }
+bool aligned(const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; }
 
 template <typename T>
 void launch(void* x_data, int64_t row_stride, void* weight_data, float eps, void* out_data, int64_t rows,
@@ -159,21 +166,13 @@ void launch(void* x_data, int64_t row_stride, void* weight_data, float eps, void
   const T* x = static_cast<const T*>(x_data);
   const T* weight = static_cast<const T*>(weight_data);
   T* out = static_cast<T*>(out_data);
-  constexpr int kLanes = Pack<T>::kLanes;
-  const unsigned grid = static_cast<unsigned>(rows);
-  const int64_t packs = hidden / kLanes;
-  const bool packed = aligned(x) && aligned(weight) && aligned(out) && hidden % kLanes == 0 &&
-                      row_stride % kLanes == 0 && packs <= 4 * kMaxThreads;
-  // Few packs per thread while rows are short (less to wait for), more once a block would grow too big.
-  if (packed && packs <= kMaxThreads / 2) {
-    rms_norm_packed<T, 1><<<grid, threads_for(packs), 0, stream>>>(x, row_stride, weight, eps, out, packs);
-  } else if (packed && packs <= kMaxThreads) {
-    rms_norm_packed<T, 2><<<grid, threads_for((packs + 1) / 2), 0, stream>>>(x, row_stride, weight, eps, out, packs);
-  } else if (packed) {
-    rms_norm_packed<T, 4><<<grid, threads_for((packs + 3) / 4), 0, stream>>>(x, row_stride, weight, eps, out, packs);
-  } else {
-    rms_norm_plain<T><<<grid, threads_for(hidden), 0, stream>>>(x, row_stride, weight, eps, out, hidden);
-  }
+  constexpr int kLanes = kWidest<T>;
+  const bool wide = hidden % kLanes == 0 && row_stride % kLanes == 0 && aligned(x) && aligned(weight) && aligned(out);
+  const int64_t packs = wide ? hidden / kLanes : hidden;
+  const auto kernel = !wide                  ? rms_norm_looped<T, 1>
+                      : packs <= kMaxThreads ? rms_norm_in_registers<T>
+                                             : rms_norm_looped<T, kLanes>;
+  kernel<<<static_cast<unsigned>(rows), threads_for(packs), 0, stream>>>(x, row_stride, weight, eps, out, hidden);
 }
 
 // Distance between neighbouring rows if one stride walks all leading dimensions, as in contiguous tensors

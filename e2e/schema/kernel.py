@@ -62,6 +62,8 @@ class Manifest(Record):
     launch: Launch | None = None
     flags: list[str] = []
     """Extra compiler flags."""
+    deterministic: bool | None = None
+    """Whether the author says that equal inputs give equal bits; None is no statement."""
     claim: Claim | None = None
 
     @field_validator("constraints")

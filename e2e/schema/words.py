@@ -125,6 +125,7 @@ class ReasonCode(StrEnum):
     TOO_FEW_WORKERS = "too_few_workers"
     BASELINE_UNFAIR = "baseline_unfair"
     BUDGET_EXHAUSTED = "budget_exhausted"
+    RUN_INCOMPLETE = "run_incomplete"
     # interval
     GAIN_CONFIRMED = "gain_confirmed"
     MATCHED_BY_PYTORCH = "matched_by_pytorch"
@@ -178,6 +179,7 @@ class ReasonText(StrEnum):
     TOO_FEW_WORKERS = "fewer worker processes finished than a verdict needs"
     BASELINE_UNFAIR = "a baseline mode that the policy requires could not be measured"
     BUDGET_EXHAUSTED = "the time budget ended before the evidence sufficed"
+    RUN_INCOMPLETE = "the run ended before the stage that was asked for"
     GAIN_CONFIRMED = "the gain's lower bound clears the margin and the identical-code control"
     MATCHED_BY_PYTORCH = "an existing PyTorch path is as fast"
     REGRESSION = "the step is slower with the kernel"

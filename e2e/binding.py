@@ -1,0 +1,67 @@
+"""A candidate's callable as the three kinds of arm need it: direct, inside torch.compile, and in training."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from e2e.protocols import Op
+
+NO_BACKWARD = "e2e: this kernel has no backward"
+
+
+def registered(op: Op, kernel: Callable[..., Any], *, sha256: str, device: str) -> Any:
+    """The kernel as a `torch.library` op, opaque to the compiler but not a break in its graph.
+
+    `define/impl` and not `custom_op`, whose wrapper costs several times more per call; no autograd formula,
+    which would cost as much again even under no_grad. The name holds the kernel's hash, because a name can be
+    defined only once in a process.
+    """
+    namespace = f"e2e_{sha256[:16]}"
+    name = re.sub(r"\W", "_", op.name)
+    library = torch.library.Library(namespace, "FRAGMENT")
+    library.define(name + op.schema)
+    library.impl(name, _plain(kernel), device.upper())
+    torch.library.register_fake(f"{namespace}::{name}", op.fake, lib=library)
+    _KEPT.append(library)  # a library that is collected takes its op with it
+    return getattr(getattr(torch.ops, namespace), name).default
+
+
+_KEPT: list[torch.library.Library] = []
+
+
+def trainable(op: Op, kernel: Callable[..., Any], backward: str | None) -> Callable[..., Any]:
+    """The kernel with a backward, or with one that raises.
+
+    Without this, an op that records no gradient trains silently: same loss, most parameters without a gradient,
+    and a step that looks far faster.
+    """
+
+    class Trained(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Any:
+            ctx.save_for_backward(*[item for item in args if isinstance(item, torch.Tensor)])
+            ctx.scalars = [item for item in args if not isinstance(item, torch.Tensor)]
+            return kernel(*args)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            if backward != "reference":
+                raise RuntimeError(NO_BACKWARD)
+            with torch.enable_grad():
+                tensors = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
+                output = op.reference(*tensors, *ctx.scalars)
+                found = torch.autograd.grad(output, tensors, gradients)
+            return (*found, *(None for _ in ctx.scalars))
+
+    return Trained.apply
+
+
+def _plain(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def implementation(*args: Any) -> Any:
+        return kernel(*args)
+
+    return implementation

@@ -1,0 +1,131 @@
+"""What a source says about itself: its functions and its binding. Text only; nothing is compiled or imported."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+
+from e2e.errors import UsageError
+from e2e.schema.kernel import Binding
+
+_COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/|(\"(?:\\.|[^\"\\\n])*\")", re.DOTALL)
+_EXPORTED = re.compile(r"\bTVM_FFI_DLL_EXPORT_TYPED_FUNC\s*\(\s*(\w+)\s*,")
+_BARE = re.compile(
+    r"(?P<c>extern\s*\"C\"\s*(?:\{\s*)?)?__global__\s+"
+    r"(?:(?:void|static|inline|__launch_bounds__\s*\([^()]*\))\s+)*(?P<name>\w+)\s*\("
+)
+_C_BLOCK = re.compile(r"extern\s*\"C\"\s*\{")
+_OF_TORCH = re.compile(r"#\s*include\s*<torch/|\bPYBIND11_MODULE\b|\bTORCH_LIBRARY|\bSTABLE_TORCH_LIBRARY")
+_OF_CUDA = re.compile(r"#\s*include\s*[<\"]cuda")
+_SUFFIX_OF = {
+    "float32": ("f32", "fp32", "float32", "float"),
+    "float16": ("f16", "fp16", "float16", "half"),
+    "bfloat16": ("bf16", "bfloat16"),
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """The functions a kernel file offers, and how they are called."""
+
+    binding: Binding
+    functions: tuple[str, ...]
+    """Names that could be an entry, in file order."""
+    needs_cuda: bool
+    unsupported: str | None = None
+    """Why this kind of source cannot be used yet, in words."""
+
+
+def scan(text: str, suffix: str) -> Source:
+    """Functions and binding of C++, CUDA or Python source.
+
+    Raises:
+        UsageError: Python source that does not parse; the message is `line N: reason`.
+    """
+    return _scan_python(text) if suffix == ".py" else _scan_native(text, suffix)
+
+
+def pick_entry(source: Source, op: str | None) -> str | dict[str, str]:
+    """The one function that can be meant: the only one, one named like the op, or one per dtype.
+
+    Raises:
+        UsageError: none, or several; the message lists them.
+    """
+    names = source.functions
+    if not names:
+        raise UsageError(_nothing(source))
+    if len(names) == 1:
+        return names[0]
+    wanted = {_plain(op or ""), _plain(f"{op}_forward")}
+    named = [name for name in names if _plain(name) in wanted]
+    if len(named) == 1:
+        return named[0]
+    by_dtype = {dtype: [name for name in names if _ends(name, dtype)] for dtype in _SUFFIX_OF}
+    if source.binding != "python" and sum(map(len, by_dtype.values())) == len(names):
+        found = {dtype: matches[0] for dtype, matches in by_dtype.items() if len(matches) == 1}
+        if len(found) == len(names):
+            return found
+    raise UsageError(f"several functions could be the entry: {', '.join(names[:10])}; state `entry:`")
+
+
+def same_name(stem: str, names: list[str]) -> str | None:
+    """The registered name that `stem` spells, underscores aside: `rmsnorm` is `rms_norm`."""
+    return next((name for name in names if _plain(name) == _plain(stem)), None)
+
+
+def _scan_native(text: str, suffix: str) -> Source:
+    code = _COMMENTS.sub(lambda found: found.group(1) or " ", text)
+    exported = _EXPORTED.findall(code)
+    # Within an `extern "C" { }` block the functions do not repeat it.
+    block = _C_BLOCK.search(code)
+    found = [item for item in _BARE.finditer(code) if item["c"] or (block and block.start() < item.start())]
+    bare = [item["name"] for item in found if not _is_template(code, item.start())]
+    raw = not exported and "tvm/ffi/" not in code and bool(bare)
+    unsupported = None
+    if not exported and _OF_TORCH.search(code):
+        unsupported = "sources that bind themselves through torch are not read yet; export with tvm-ffi"
+    return Source(
+        binding="raw" if raw else "tvm-ffi",
+        functions=tuple(dict.fromkeys(bare if raw else exported)),
+        needs_cuda=suffix == ".cu" or bool(_OF_CUDA.search(code)),
+        unsupported=unsupported,
+    )
+
+
+def _is_template(code: str, position: int) -> bool:
+    return code[:position].rstrip().endswith(">")
+
+
+def _scan_python(text: str) -> Source:
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        raise UsageError(f"line {error.lineno or 1}: not Python: {error.msg}") from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise UsageError("line 1: Python cannot parse this source") from error
+    names = [
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        and not node.name.startswith("_")
+        and not any("jit" in ast.unparse(decorator) for decorator in node.decorator_list)
+    ]
+    return Source(binding="python", functions=tuple(dict.fromkeys(names)), needs_cuda=False)
+
+
+def _nothing(source: Source) -> str:
+    if source.binding == "python":
+        return "no public top-level function in it; add one, or state `entry:`"
+    return (
+        "nothing is exported; add TVM_FFI_DLL_EXPORT_TYPED_FUNC(name, function), "
+        'or write extern "C" __global__ functions and state `launch:`'
+    )
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").replace("-", "").lower()
+
+
+def _ends(name: str, dtype: str) -> bool:
+    return any(name.lower().endswith(f"_{suffix}") for suffix in _SUFFIX_OF[dtype])

@@ -1,0 +1,176 @@
+"""A kernel file: .cu, .cpp, .cc or .py, with a manifest block (`// /// e2e`) or without one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from e2e import registry
+from e2e.errors import UsageError
+from e2e.formats._source import Source, pick_entry, same_name, scan
+from e2e.reading import check_op, nearest_file
+from e2e.schema.kernel import Kernel, Manifest
+from e2e.yaml_lines import explain, parse, printable
+
+_MARKS = {".cu": "//", ".cpp": "//", ".cc": "//", ".py": "#"}
+_MAX_BYTES = 4 * 1024 * 1024
+"""No kernel is that long; whatever it is, it was given by mistake."""
+_NEARLY = re.compile(r"\s*(//|#)\s*/{2,}\s*e2e\b", re.IGNORECASE)
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_EXAMPLE = "{0} /// e2e\n{0} op: rms_norm\n{0} entry: my_function\n{0} ///"
+
+
+@dataclass(frozen=True)
+class _Block:
+    line: int
+    """Line of the opening."""
+    data: Mapping[str, Any]
+    lines: dict[tuple[str | int, ...], int]
+
+
+class BlockFormat:
+    """Reads our own kernel files."""
+
+    def read(self, spec: str, *, op: str | None) -> Kernel | None:
+        """The kernel in a file with a known suffix; None for anything else.
+
+        Raises:
+            UsageError: unreadable, or wrongly described; every mistake, as `file:line: field: message`.
+        """
+        path = Path(spec)
+        if path.suffix not in _MARKS:
+            return None
+        content = _read(path, spec)
+        if content is None:
+            return None
+        text = _decode(content, spec)
+        block = _find_block(text, _MARKS[path.suffix], spec)
+        return Kernel(
+            spec=spec,
+            path=str(path.absolute()),
+            sha256=hashlib.sha256(content).hexdigest(),
+            manifest=_manifest(text, block, path, spec=spec, op=op),
+            format="block",
+            block_line=block.line if block else None,
+        )
+
+
+def _read(path: Path, spec: str) -> bytes | None:
+    """The file's bytes; None for a folder, which another format may know."""
+    shown = printable(spec)
+    try:
+        # Opened without blocking, then looked at: a pipe or a device must not hang or fill the memory.
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(handle, "rb") as file:
+            kind = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(kind):
+                raise UsageError(f"{shown} is not a regular file")
+            content = file.read(_MAX_BYTES + 1)
+    except FileNotFoundError as error:
+        raise UsageError(f"no such file: {shown}{nearest_file(path)}") from error
+    except IsADirectoryError:
+        return None
+    except (OSError, ValueError) as error:
+        if path.is_dir():
+            return None
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UsageError(f"{shown} cannot be read: {reason}") from error
+    if len(content) > _MAX_BYTES:
+        raise UsageError(f"{shown} is larger than {_MAX_BYTES // 1024**2} MiB; that is no kernel source")
+    if not content.strip():
+        raise UsageError(f"{shown} is empty")
+    return content
+
+
+def _decode(content: bytes, spec: str) -> str:
+    if b"\0" in content:
+        raise UsageError(f"{printable(spec)} is a binary file, not source text")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{printable(spec)}:{line}: not UTF-8 text") from error
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _find_block(text: str, mark: str, spec: str) -> _Block | None:
+    """The block, or None when there is none.
+
+    Raises:
+        UsageError: opened differently, twice, or not closed; not a YAML mapping.
+    """
+    rows = text.split("\n")
+    openings = [number for number, row in enumerate(rows) if _NEARLY.match(row)]
+    if not openings:
+        return None
+    first, shown = openings[0], printable(spec)
+    if len(openings) > 1:
+        raise UsageError(f"{shown}:{openings[1] + 1}: a second e2e block (first on line {first + 1}); keep one")
+    if rows[first].rstrip() != f"{mark} /// e2e":
+        raise UsageError(
+            f"{shown}:{first + 1}: an e2e block opens with exactly `{mark} /// e2e`, "
+            f"not {printable(rows[first].strip())!r}"
+        )
+    inside: list[str] = []
+    for row in rows[first + 1 :]:
+        if row.rstrip() == f"{mark} ///":
+            break
+        if not (row.startswith(f"{mark} ") or row.rstrip() == mark):
+            raise UsageError(
+                f"{shown}:{first + len(inside) + 2}: the e2e block from line {first + 1} is not closed; "
+                f"start every line of it with `{mark} ` and end it with `{mark} ///`"
+            )
+        inside.append(row[len(mark) + 1 :])
+    else:
+        raise UsageError(f"{shown}:{first + 1}: the e2e block is not closed; end it with `{mark} ///`")
+    data, lines = parse("\n".join(inside), file=shown, first_line=first + 2)
+    if not isinstance(data, dict):
+        raise UsageError(f"{shown}:{first + 1}: the e2e block must hold `field: value` lines, such as `op: rms_norm`")
+    return _Block(first + 1, data, lines)
+
+
+def _manifest(text: str, block: _Block | None, path: Path, *, spec: str, op: str | None) -> Manifest:
+    """The manifest, with what the source itself says filled in.
+
+    Raises:
+        UsageError: every mistake at once.
+    """
+    shown = printable(spec)
+    data: dict[str, Any] = dict(block.data) if block else {}
+    lines = block.lines if block else {}
+    mistakes: list[tuple[int, str]] = []
+
+    def mistake(field: str, message: str) -> None:
+        line = lines.get((field,), block.line if block else 1)
+        mistakes.append((line, f"{shown}:{line}: {field}: {message}"))
+
+    _fill_op(data, path, op, mistake)
+    _fill_from_source(data, text, path, mistake)
+    try:
+        manifest = Manifest.model_validate(data)
+    except ValidationError as error:
+        named = {message for _, message in mistakes}
+        for message in explain(error, lines or {(): 1}, shown, Manifest):
+            # `missing` repeats what was said above, with less in it
+            if not any(message.partition(" missing;")[0] == said[: len(message.partition(" missing;")[0])] for said in named):
+                mistakes.append((_line(message, shown), message))
+    else:
+        _cross_check(manifest, path.suffix, mistake)
+    if mistakes:
+        raise UsageError("\n".join(message for _, message in sorted(mistakes, key=lambda item: item[0])))
+    return manifest
+
+
+def _line(message: str, shown: str) -> int:
+    return int(message.removeprefix(f"{shown}:").partition(":")[0])
+
+
+PLUGIN = BlockFormat()

@@ -1,0 +1,726 @@
+"""Evidence + Policy -> Verdict: pure, and the only place where an outcome is decided.
+
+`judge` measures the intervals once, asks every rule of `RULES` for its reasons, orders them by kind, and reads outcome and label
+off the first one that is not advice. What was not observed (None) never counts against a kernel, and never for it either.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from e2e import stats
+from e2e.schema.evidence import ArmRecord, Evidence, OpCheck, Segment, SiteRecord, Where
+from e2e.schema.policy import Opponent, Policy
+from e2e.schema.verdict import Against, Estimate, Latency, MemoryVerdict, NumericsVerdict, Reason, Verdict
+from e2e.schema.words import EXIT_CODES, Label, Outcome, ReasonCode, ReasonKind, Role, Stage, kind_of
+
+AS_SHIPPED = "baseline:eager"
+"""Arm of the opponent `as_shipped`."""
+PILOT_LOSS = 0.05
+"""Pilot loss beyond which `screen` is not promising; well outside a pilot's noise (METHOD.md: block sd 0.3 to 2 %)."""
+BUSY_RATIO = 0.7
+"""Device-busy share below which the device is said to wait for the host."""
+CPU_PRESSURE, STEAL = 0.10, 0.02
+"""Shares of time above which others used the machine. Source: METHOD.md B5.3."""
+
+
+def judge(evidence: Evidence, policy: Policy) -> Verdict:
+    """What the evidence means under the policy.
+
+    Raises:
+        ValueError: a segment without steps or without time, which no clock of ours writes.
+    """
+    case = _weigh(evidence, policy)
+    reasons = _ordered([reason for rule in RULES for reason in rule(case)])
+    headline = next((reason.code for reason in reasons if kind_of(reason.code) is not ReasonKind.ADVICE), None)
+    if headline is None and _is_unfinished(evidence):
+        headline = ReasonCode.RUN_INCOMPLETE
+        reasons = _ordered([_incomplete(evidence), *reasons])
+    outcome = _outcome_of(headline)
+    return Verdict(
+        outcome=outcome,
+        label=_LABELS.get(headline) if headline else None,
+        reasons=reasons,
+        latency=_latency(case, reasons, outcome),
+        memory=_memory(evidence),
+        numerics=_numerics(case),
+    )
+
+
+def decided(evidence: Evidence, policy: Policy) -> bool:
+    """Whether the run may stop at this look: the interval rule answers for the deciding opponent.
+
+    Only planned looks count: stopping whenever the interval happens to look good gives 9.4 % false confirms instead of 2.5 %.
+
+    Source:
+        METHOD.md B5.12 and B8.
+    """
+    if evidence.workers_finished not in policy.looks:
+        return False
+    row = _weigh(evidence, policy).deciding
+    return row is not None and row.outcome is not Outcome.INCONCLUSIVE
+
+
+def exit_code(outcome: Outcome | None) -> int:
+    """Exit code of an outcome; 0 for None, when the stage asked for was passed. A run's own error is not judged here."""
+    return 0 if outcome is None else EXIT_CODES[outcome]
+
+
+# What the segments say -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Case:
+    """Evidence, policy, and the intervals between them."""
+
+    evidence: Evidence
+    policy: Policy
+    against: list[Against]
+    sham: Estimate | None
+    ceiling: Estimate | None
+    blocks: int
+    workers: int
+    """Workers whose verdict blocks count."""
+
+    @property
+    def bar(self) -> float:
+        """Speed-up a candidate must clear."""
+        return 1 + self.policy.margin
+
+    @property
+    def deciding(self) -> Against | None:
+        """The candidate against the opponent that decides; None before two workers finished."""
+        return next((row for row in self.against if row.opponent == self.policy.decides), None)
+
+    @property
+    def known_ceiling(self) -> Estimate | None:
+        """The ceiling, if enough workers stand behind it to decide anything."""
+        known = self.ceiling is not None and (self.ceiling.look or 0) >= self.policy.ceiling_workers
+        return self.ceiling if known else None
+
+    @property
+    def exceeds_ceiling(self) -> bool:
+        """Whether the candidate wins more than the whole op costs."""
+        row, ceiling = self.deciding, self.known_ceiling
+        return row is not None and ceiling is not None and row.speedup.lower_bound > ceiling.upper_bound
+
+    @property
+    def has_no_headroom(self) -> bool:
+        """Whether no kernel can win the margin; a measured win above the ceiling contradicts it instead."""
+        ceiling = self.known_ceiling
+        return ceiling is not None and ceiling.upper_bound < self.bar and not self.exceeds_ceiling
+
+    @property
+    def is_at_verdict(self) -> bool:
+        """Whether the long run was needed, asked for, and at least begun."""
+        asked = self.evidence.stage_asked is Stage.VERDICT and not self.has_no_headroom
+        begun = self.evidence.stage_finished is Stage.VERDICT or self.evidence.workers_finished > 0
+        return asked and (begun or bool(_of_verdict(self.evidence)))
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the candidate was timed at all, in a pilot or later."""
+        finished = self.evidence.stage_finished
+        return finished is not None and finished.rank >= Stage.SCREEN.rank or self.is_at_verdict
+
+
+def _weigh(evidence: Evidence, policy: Policy) -> _Case:
+    """Every interval the rules need, from segments of the phases that may speak for it."""
+    sham = _speedup(evidence, policy, arm=_sham_arm(evidence), other=evidence.baseline)
+    rows = [_against(evidence, policy, opponent=opponent, sham=sham) for opponent in policy.opponents]
+    contrasts: dict[int, list[float]] = {}
+    deciding = opponent_arm(evidence, policy.decides)
+    if evidence.candidate and deciding:
+        contrasts = stats.block_contrasts(_of_verdict(evidence), arm=evidence.candidate, other=deciding)
+    return _Case(
+        evidence=evidence,
+        policy=policy,
+        against=[row for row in rows if row is not None],
+        sham=sham,
+        ceiling=_ceiling(evidence, deciding),
+        blocks=sum(map(len, contrasts.values())),
+        workers=len(stats.worker_estimates(contrasts, blocks=policy.blocks)),
+    )
+
+
+def opponent_arm(evidence: Evidence, opponent: Opponent) -> str | None:
+    """Name of the arm that stands for an opponent; None when it was never chosen or made."""
+    if opponent == "best_pytorch":
+        return evidence.baseline
+    return AS_SHIPPED if _arm(evidence, AS_SHIPPED) else None
+
+
+def _of_verdict(evidence: Evidence) -> list[Segment]:
+    """Segments that may stand behind a speed-up: pilots chose the arms, so they would flatter the winner."""
+    return [segment for segment in evidence.segments if segment.phase == "verdict"]
+
+
+def _speedup(evidence: Evidence, policy: Policy, *, arm: str | None, other: str | None) -> Estimate | None:
+    if arm is None or other is None:
+        return None
+    contrasts = stats.block_contrasts(_of_verdict(evidence), arm=arm, other=other)
+    estimates = stats.worker_estimates(contrasts, blocks=policy.blocks)
+    if len(estimates) < 2:
+        return None
+    interval = stats.t_interval(estimates, policy.level)
+    return stats.as_estimate(interval, level=policy.level, look=len(estimates))
+
+
+def _against(evidence: Evidence, policy: Policy, *, opponent: Opponent, sham: Estimate | None) -> Against | None:
+    arm = opponent_arm(evidence, opponent)
+    speedup = _speedup(evidence, policy, arm=evidence.candidate, other=arm)
+    if speedup is None or arm is None or evidence.candidate is None:
+        return None
+    segments = _of_verdict(evidence)
+    return Against(
+        opponent=opponent,
+        arm=arm,
+        arm_step_s=stats.step_seconds(segments, arm) or 0.0,
+        candidate_step_s=stats.step_seconds(segments, evidence.candidate) or 0.0,
+        speedup=speedup,
+        outcome=_interval_rule(speedup, sham, policy),
+    )
+
+
+def _interval_rule(speedup: Estimate, sham: Estimate | None, policy: Policy) -> Outcome:
+    """METHOD.md B5.12: confirm above margin and identical code, refute below the margin, else go on."""
+    bar = 1 + policy.margin
+    if not _is_look(speedup, policy):
+        return Outcome.INCONCLUSIVE
+    if speedup.lower_bound > bar and _clears(speedup, sham, policy):
+        return Outcome.CONFIRMED
+    return Outcome.REFUTED if speedup.upper_bound < bar else Outcome.INCONCLUSIVE
+
+
+def _is_look(estimate: Estimate | None, policy: Policy) -> bool:
+    return estimate is not None and (estimate.look or 0) >= policy.looks[0]
+
+
+def _clears(speedup: Estimate, sham: Estimate | None, policy: Policy) -> bool:
+    """Whether the gain is more than the swap alone shows; without the control nobody knows."""
+    return sham is not None and _is_look(sham, policy) and speedup.lower_bound > sham.upper_bound
+
+
+def _ceiling(evidence: Evidence, opponent: str | None) -> Estimate | None:
+    """Opponent's time over the fastest headroom arm of any mode.
+
+    None when a mode in which the opponent or the candidate runs has no headroom arm: a ceiling of slower modes is none.
+    """
+    if opponent is None or opponent in evidence.recompiles:
+        return None
+    arms = [arm for arm in evidence.arms if arm.role is Role.HEADROOM and arm.status == "ok"]
+    arms = [arm for arm in arms if arm.name not in evidence.recompiles]
+    timed = {arm.name: stats.block_contrasts(evidence.segments, arm=arm.name, other=opponent) for arm in arms}
+    pooled = {name: [value for values in workers.values() for value in values] for name, workers in timed.items()}
+    covered = {arm.mode for arm in arms if pooled[arm.name] or arm.step_s is not None}
+    runs = [_arm(evidence, name) for name in (opponent, evidence.candidate)]
+    timed_names = [name for name, values in pooled.items() if values]
+    if not timed_names or not {run.mode for run in runs if run is not None} <= covered:
+        return None
+    return stats.ceiling_estimate(timed[max(timed_names, key=lambda name: stats.median(pooled[name]))])
+
+
+def _arm(evidence: Evidence, name: str | None) -> ArmRecord | None:
+    return next((arm for arm in evidence.arms if arm.name == name), None)
+
+
+def _sham_arm(evidence: Evidence) -> str:
+    return next((arm.name for arm in evidence.arms if arm.role is Role.SHAM and arm.status == "ok"), "sham")
+
+
+# Incorrect -------------------------------------------------------------------------------------------------------------
+
+
+def _op_is_wrong(case: _Case) -> Iterator[Reason]:
+    checks = case.evidence.op_checks
+    bad = [(_code_of(check), check) for check in checks if check.status in ("wrong", "raised")]
+    for code in dict.fromkeys(code for code, _ in bad):
+        same = [check for other, check in bad if other is code]
+        worst = max(same, key=_excess)
+        what = f"{len(same)} of {len(checks)} op checks; worst: {_errors(worst.error_candidate, worst.allowed)}"
+        message = f"{what}, at {worst.site}, {worst.label}" + (f": {worst.message}" if worst.message else "")
+        yield Reason(code=code, message=message, where=Where(site=worst.site, shape=worst.shape, dtype=worst.dtype))
+
+
+def _code_of(check: OpCheck) -> ReasonCode:
+    fallback = ReasonCode.CANDIDATE_RAISED if check.status == "raised" else ReasonCode.OP_ERROR_EXCEEDED
+    return check.code or fallback
+
+
+def _excess(check: OpCheck) -> float:
+    """How far beyond what is allowed; an error that is not even a number is the worst."""
+    return math.inf if check.error_candidate is None else check.error_candidate / (check.allowed or 1.0)
+
+
+def _model_is_wrong(case: _Case) -> Iterator[Reason]:
+    check = case.evidence.model_check
+    if check is not None and check.status == "wrong":
+        errors = _errors(check.error_candidate, check.allowed)
+        message = f"logits over {check.tokens} tokens against {check.reference}: {errors}"
+        yield Reason(code=check.code or ReasonCode.MODEL_ERROR_EXCEEDED, message=message)
+
+
+def _training_is_wrong(case: _Case) -> Iterator[Reason]:
+    check = case.evidence.training
+    if check is None:
+        return
+    lost = check.missing or check.with_gradient_candidate < check.with_gradient_baseline
+    if lost:
+        names = f": {_some(check.missing)}" if check.missing else ""
+        counts = f"{check.with_gradient_candidate} of {check.with_gradient_baseline} parameters keep their gradient"
+        where = Where(parameter=check.missing[0] if check.missing else None)
+        yield Reason(code=ReasonCode.GRADIENTS_MISSING, message=counts + names, where=where)
+    if check.status == "wrong" and not (lost and check.code in (None, ReasonCode.GRADIENTS_MISSING)):
+        errors = f"error {_number(check.worst_error_candidate)}, baseline's own {_number(check.worst_error_baseline)}"
+        yield Reason(
+            code=check.code or ReasonCode.GRADIENT_ERROR_EXCEEDED,
+            message=f"worst gradient: {errors}, at {check.worst_parameter or 'an unnamed parameter'}",
+            where=Where(parameter=check.worst_parameter),
+        )
+
+
+def _replay_differs(case: _Case) -> Iterator[Reason]:
+    """A mismatch accuses only where the baseline was seen to replay; otherwise it just leaves outputs unverified."""
+    audit = case.evidence.audit
+    for role, lines in _mismatches(case.evidence).items():
+        if audit is None or audit.baseline_repeats is None or role is Role.HEADROOM:
+            code = ReasonCode.UNVERIFIED_OUTPUTS
+        elif role is Role.CANDIDATE:
+            code = ReasonCode.STALE_OUTPUT
+        else:
+            code = ReasonCode.CONTAMINATED_BASELINE if audit.baseline_repeats else ReasonCode.UNVERIFIED_OUTPUTS
+        yield Reason(code=code, message=f"audited steps that another process did not reproduce: {_some(lines)}")
+
+
+def _mismatches(evidence: Evidence) -> dict[Role, list[str]]:
+    """Mismatch lines (`arm: n of m`) by the arm's role; baselines and sham count as one, both run baseline code."""
+    found: dict[Role, list[str]] = {}
+    for line in evidence.audit.mismatches if evidence.audit else []:
+        name = line.rsplit(":", 1)[0]
+        arm = _arm(evidence, name)
+        role = arm.role if arm else Role(name.split(":", 1)[0])
+        found.setdefault(Role.BASELINE if role is Role.SHAM else role, []).append(line)
+    return found
+
+
+# Failed, not applicable, no headroom -----------------------------------------------------------------------------------
+
+
+def _faults(case: _Case) -> Iterator[Reason]:
+    """Every kind of fault; ordering by kind puts each where it belongs."""
+    faults = case.evidence.faults
+    for code in dict.fromkeys(fault.code for fault in faults):
+        same = [fault for fault in faults if fault.code is code]
+        more = f" (and {len(same) - 1} more)" if len(same) > 1 else ""
+        yield Reason(code=code, message=f"{same[0].message}{more}, in stage {same[0].stage}", where=same[0].where)
+
+
+def _sites(case: _Case) -> Iterator[Reason]:
+    engagement = case.evidence.engagement
+    if engagement is None:
+        return
+    found, patched, called = engagement.sites_found, engagement.sites_patched, engagement.sites_called
+    if found == 0:
+        yield Reason(code=ReasonCode.NO_SITES, message="0 sites found in this model")
+    elif patched == 0:
+        yield Reason(code=ReasonCode.SITES_INCOMPATIBLE, message=_why_unpatched(engagement.sites))
+    elif called < patched:
+        silent = [site.fqn for site in engagement.sites if site.status == "patched" and site.calls == 0]
+        code = ReasonCode.PARTLY_APPLIED if called else ReasonCode.NEVER_CALLED
+        names = f"; not at {_some(silent)}" if silent else ""
+        where = Where(site=silent[0] if silent else None)
+        yield Reason(code=code, message=f"the kernel ran at {called} of {patched} patched sites{names}", where=where)
+
+
+def _why_unpatched(sites: Sequence[SiteRecord]) -> str:
+    why = list(dict.fromkeys(site.reason for site in sites if site.reason))
+    if sites and all(site.status == "declined" for site in sites):
+        return f"the kernel's declared constraints exclude all {len(sites)} sites" + (f": {_some(why)}" if why else "")
+    return f"none of {len(sites)} sites could take the kernel: {_some(why) if why else 'no reason was recorded'}"
+
+
+def _no_headroom(case: _Case) -> Iterator[Reason]:
+    ceiling = case.known_ceiling
+    if ceiling is None or not case.has_no_headroom:
+        return
+    most = ceiling.upper_bound - 1
+    share = f"this op is at most {_percent(most)} of the step: no kernel for it can win more"
+    nothing = "the step is no faster without this op: no kernel for it can win anything"
+    behind = f"ceiling {_ratio(ceiling)} from {ceiling.look} workers; the margin is {_percent(case.policy.margin)}"
+    yield Reason(code=ReasonCode.NO_HEADROOM, message=f"{share if most > 0 else nothing} ({behind})")
+
+
+# Blocking --------------------------------------------------------------------------------------------------------------
+
+
+def _outputs_are_unverified(case: _Case) -> Iterator[Reason]:
+    audit = case.evidence.audit
+    if not case.is_at_verdict:
+        return
+    message = None
+    if audit is None:
+        message = "no timed step was audited"
+    elif audit.steps_committed < audit.steps_timed:
+        message = f"{audit.steps_committed} of {audit.steps_timed} timed steps committed their outputs"
+    elif audit.steps_audited == 0:
+        message = f"none of {audit.steps_timed} timed steps was replayed"
+    if message:
+        yield Reason(code=ReasonCode.UNVERIFIED_OUTPUTS, message=message)
+
+
+def _check_has_no_power(case: _Case) -> Iterator[Reason]:
+    survivors = [mutant.name for mutant in case.evidence.mutants if not mutant.caught]
+    if survivors:
+        message = f"{len(survivors)} of {len(case.evidence.mutants)} wrong kernels passed the check: {_some(survivors)}"
+        yield Reason(code=ReasonCode.CHECK_NO_POWER, message=message)
+
+
+def _is_off_path(case: _Case) -> Iterator[Reason]:
+    evidence = case.evidence
+    if not case.is_timed or case.has_no_headroom:
+        return
+    arm, engagement = _arm(evidence, evidence.candidate), evidence.engagement
+    message = None
+    if arm is None or arm.status != "ok":
+        message = f"candidate arm {evidence.candidate or '(none)'}: {arm.status if arm else 'not measured'}"
+    elif not arm.kernel_calls:
+        message = f"no call of the kernel was seen in {arm.name}"
+    elif engagement is None or not engagement.proof:
+        message = "no untimed step proved that the kernel runs at its sites"
+    elif engagement.watermark_moved is False:
+        message = "replacing the kernel's output by a constant did not change the model's output"
+    if message:
+        yield Reason(code=ReasonCode.NOT_ON_PATH, message=message)
+
+
+def _recompiled(case: _Case) -> Iterator[Reason]:
+    """Headroom arms are left out: one that recompiled gives no ceiling, and touches nothing else."""
+    headroom = {arm.name for arm in case.evidence.arms if arm.role is Role.HEADROOM}
+    arms = [name for name in case.evidence.recompiles if name not in headroom]
+    if arms:
+        yield Reason(code=ReasonCode.RECOMPILED, message=f"compiled while timed: {_some(arms)}")
+
+
+def _identical_code_differs(case: _Case) -> Iterator[Reason]:
+    row, sham = case.deciding, case.sham
+    if row is None or not case.is_at_verdict or not _is_look(row.speedup, case.policy):
+        return
+    wins = row.speedup.lower_bound > case.bar
+    if sham is None or not _is_look(sham, case.policy):
+        if wins:
+            message = "identical code was not timed in enough workers, so the swap's own effect is unknown"
+            yield Reason(code=ReasonCode.IDENTICAL_CODE_DIFFERS, message=message)
+    elif wins and row.outcome is not Outcome.CONFIRMED:
+        message = f"identical code reads {_ratio(sham)}; the candidate's {_ratio(row.speedup)} does not clear it"
+        yield Reason(code=ReasonCode.IDENTICAL_CODE_DIFFERS, message=message)
+    elif _is_biased(sham, case.policy) and not _outweighs(row.speedup, sham, case.bar):
+        message = f"identical code reads {_ratio(sham)}; the candidate reads {_ratio(row.speedup)}"
+        yield Reason(code=ReasonCode.IDENTICAL_CODE_DIFFERS, message=message)
+
+
+def _is_biased(sham: Estimate, policy: Policy) -> bool:
+    """METHOD.md B7, AA_BIAS: significant, and more than half the margin."""
+    excludes_one = sham.lower_bound > 1 or sham.upper_bound < 1
+    return excludes_one and abs(sham.point_estimate - 1) > policy.margin / 2
+
+
+def _outweighs(speedup: Estimate, sham: Estimate, bar: float) -> bool:
+    """Whether the candidate's interval is apart from identical code's, and no gain can hide behind what the swap costs."""
+    is_below = speedup.upper_bound < sham.lower_bound
+    is_above = speedup.lower_bound > sham.upper_bound
+    hides_a_gain = speedup.upper_bound < bar <= speedup.upper_bound / sham.lower_bound
+    return is_below or (is_above and not hides_a_gain)
+
+
+def _exceeds_ceiling(case: _Case) -> Iterator[Reason]:
+    if case.exceeds_ceiling and case.deciding and case.ceiling:
+        message = f"{_ratio(case.deciding.speedup)}, where removing the op altogether gives {_ratio(case.ceiling)}"
+        yield Reason(code=ReasonCode.CEILING_EXCEEDED, message=message)
+
+
+def _has_too_few_workers(case: _Case) -> Iterator[Reason]:
+    workers = min(case.workers, case.evidence.workers_finished)
+    if case.is_at_verdict and workers < case.policy.looks[0]:
+        blocks = f"with at least {case.policy.blocks} mirrored blocks"
+        message = f"{workers} worker processes finished {blocks}; a verdict needs {case.policy.looks[0]}"
+        yield Reason(code=ReasonCode.TOO_FEW_WORKERS, message=message)
+
+
+def _baseline_is_unfair(case: _Case) -> Iterator[Reason]:
+    eager = _arm(case.evidence, AS_SHIPPED)
+    if eager is not None and eager.status in ("failed", "void"):
+        yield Reason(code=ReasonCode.BASELINE_UNFAIR, message=f"{eager.name} {eager.status}: {eager.reason or 'no reason'}")
+    elif case.is_at_verdict and opponent_arm(case.evidence, case.policy.decides) is None:
+        message = f"no arm stands for the opponent {case.policy.decides}"
+        yield Reason(code=ReasonCode.BASELINE_UNFAIR, message=message)
+
+
+def _budget_is_exhausted(case: _Case) -> Iterator[Reason]:
+    row = case.deciding
+    is_decided = row is not None and row.outcome is not Outcome.INCONCLUSIVE
+    open_question = _is_unfinished(case.evidence) or case.is_at_verdict
+    if case.evidence.budget_exhausted and open_question and not is_decided and not case.has_no_headroom:
+        done = f"{case.evidence.workers_finished} of up to {case.policy.looks[-1]} workers"
+        message = f"the budget of {case.policy.budgets.cell_s:.0f} s ended after {done}"
+        yield Reason(code=ReasonCode.BUDGET_EXHAUSTED, message=message)
+
+
+def _is_unfinished(evidence: Evidence) -> bool:
+    finished = -1 if evidence.stage_finished is None else evidence.stage_finished.rank
+    return finished < evidence.stage_asked.rank
+
+
+def _incomplete(evidence: Evidence) -> Reason:
+    last = evidence.stage_finished or "none"
+    message = f"last finished stage: {last}; asked for: {evidence.stage_asked}"
+    return Reason(code=ReasonCode.RUN_INCOMPLETE, message=message)
+
+
+# Interval rule ---------------------------------------------------------------------------------------------------------
+
+
+def _screened(case: _Case) -> Iterator[Reason]:
+    if case.evidence.stage_asked is not Stage.SCREEN or _is_unfinished(case.evidence) or case.has_no_headroom:
+        return
+    ceiling, ratio = case.known_ceiling, _pilot_ratio(case.evidence)
+    seen = "pilots not compared" if ratio is None else f"pilot {ratio:.3f}x, provisional"
+    if ceiling is None:
+        message = f"the ceiling is not known from {case.policy.ceiling_workers} workers; {seen}"
+        yield Reason(code=ReasonCode.INTERVAL_STRADDLES, message=message)
+    elif ratio is not None and ratio < 1 - PILOT_LOSS:
+        message = f"{seen}: a loss of more than {_percent(PILOT_LOSS)}, though the op's ceiling is {_ratio(ceiling)}"
+        yield Reason(code=ReasonCode.INTERVAL_STRADDLES, message=message)
+    else:
+        yield Reason(code=ReasonCode.PROMISING, message=f"a kernel can win up to {_ratio(ceiling)}; {seen}")
+
+
+def _pilot_ratio(evidence: Evidence) -> float | None:
+    baseline, candidate = _arm(evidence, evidence.baseline), _arm(evidence, evidence.candidate)
+    if baseline is None or candidate is None or baseline.step_s is None or not candidate.step_s:
+        return None
+    return baseline.step_s / candidate.step_s
+
+
+def _decided_by_interval(case: _Case) -> Iterator[Reason]:
+    row = case.deciding
+    if row is None or not case.is_at_verdict or not _is_look(row.speedup, case.policy):
+        return
+    low, high = row.speedup.lower_bound, row.speedup.upper_bound
+    reading = f"{_ratio(row.speedup)} against {_named(case.evidence, row.arm)}"
+    margin = _percent(case.policy.margin)
+    if row.outcome is Outcome.CONFIRMED and case.sham is not None:
+        message = f"{reading}; margin {margin}, identical code {_ratio(case.sham)}"
+        yield Reason(code=ReasonCode.GAIN_CONFIRMED, message=message)
+    elif row.outcome is Outcome.REFUTED:
+        yield _refuted(case, row, reading)
+    else:
+        loss = f"no loss above {_percent(1 - low)}" if low < 1 else "no loss"
+        message = f"{reading}; ruled out so far: no gain above {_percent(high - 1)}, {loss} (margin {margin})"
+        yield Reason(code=ReasonCode.INTERVAL_STRADDLES, message=message)
+
+
+def _refuted(case: _Case, row: Against, reading: str) -> Reason:
+    shipped = next((other for other in case.against if other.opponent == "as_shipped"), None)
+    if row.speedup.upper_bound < 1 - case.policy.margin:
+        return Reason(code=ReasonCode.REGRESSION, message=f"slower: {reading}")
+    if row.opponent == "best_pytorch" and shipped is not None and shipped.outcome is Outcome.CONFIRMED:
+        also = f"against eager as shipped it is {_ratio(shipped.speedup)}"
+        message = f"matched by {_named(case.evidence, row.arm)}: {_ratio(row.speedup)} against it; {also}"
+        return Reason(code=ReasonCode.MATCHED_BY_PYTORCH, message=message)
+    message = f"{reading}: below the margin of {_percent(case.policy.margin)}"
+    return Reason(code=ReasonCode.BELOW_MARGIN, message=message)
+
+
+# Advice ----------------------------------------------------------------------------------------------------------------
+
+
+def _advice(case: _Case) -> Iterator[Reason]:
+    evidence, row, device = case.evidence, case.deciding, case.evidence.device
+    half = _half_width(row)
+    if half is not None and half > 2 * case.policy.margin:
+        message = f"half width {_percent(half)}, margin {_percent(case.policy.margin)}"
+        yield Reason(code=ReasonCode.NOISY, message=message)
+    if device and device.kind == "cuda" and device.busy_ratio is not None and device.busy_ratio < BUSY_RATIO:
+        message = f"the device is idle for {_percent(1 - device.busy_ratio)} of the best baseline's step"
+        yield Reason(code=ReasonCode.HOST_BOUND, message=message)
+    others = _contention(evidence)
+    if others:
+        yield Reason(code=ReasonCode.CONTENTION, message="; ".join(others))
+    if evidence.unseen:
+        yield Reason(code=ReasonCode.CANNOT_SEE, message="; ".join(evidence.unseen))
+    if evidence.random_weights:
+        yield Reason(code=ReasonCode.RANDOM_WEIGHTS, message="random weights: times hold, outputs mean little")
+
+
+def _contention(evidence: Evidence) -> list[str]:
+    """Signs of others on the machine; what cannot be seen is no sign."""
+    seen = evidence.telemetry
+    found = []
+    if seen.cpu_pressure_ratio is not None and seen.cpu_pressure_ratio > CPU_PRESSURE:
+        found.append(f"processes waited for a CPU {_percent(seen.cpu_pressure_ratio)} of the time")
+    if seen.steal_ratio is not None and seen.steal_ratio > STEAL:
+        found.append(f"the hypervisor took {_percent(seen.steal_ratio)} of CPU time")
+    if seen.foreign_processes is not None and seen.foreign_processes > 0:
+        found.append(f"{seen.foreign_processes} other processes on the device")
+    return found
+
+
+# From reasons to a verdict ---------------------------------------------------------------------------------------------
+
+RULES: tuple[Callable[[_Case], Iterator[Reason]], ...] = (
+    _op_is_wrong,
+    _model_is_wrong,
+    _training_is_wrong,
+    _replay_differs,
+    _faults,
+    _sites,
+    _no_headroom,
+    _outputs_are_unverified,
+    _check_has_no_power,
+    _is_off_path,
+    _recompiled,
+    _identical_code_differs,
+    _exceeds_ceiling,
+    _has_too_few_workers,
+    _baseline_is_unfair,
+    _budget_is_exhausted,
+    _screened,
+    _decided_by_interval,
+    _advice,
+)
+_NUMERICS_RULES = (_op_is_wrong, _model_is_wrong, _training_is_wrong)
+_KINDS = list(ReasonKind)
+_OUTCOMES = {
+    ReasonKind.INCORRECT: Outcome.INCORRECT,
+    ReasonKind.FAILED: Outcome.FAILED,
+    ReasonKind.NOT_APPLICABLE: Outcome.NOT_APPLICABLE,
+    ReasonKind.NO_HEADROOM: Outcome.REFUTED,
+    ReasonKind.BLOCKING: Outcome.INCONCLUSIVE,
+}
+_INTERVAL_OUTCOMES = {
+    ReasonCode.GAIN_CONFIRMED: Outcome.CONFIRMED,
+    ReasonCode.MATCHED_BY_PYTORCH: Outcome.REFUTED,
+    ReasonCode.REGRESSION: Outcome.REFUTED,
+    ReasonCode.BELOW_MARGIN: Outcome.REFUTED,
+    ReasonCode.INTERVAL_STRADDLES: Outcome.INCONCLUSIVE,
+    ReasonCode.PROMISING: None,
+}
+_LABELS = {code: Label(code.value) for code in ReasonCode if code.value in list(Label)}
+_TAINTS = {
+    ReasonCode.UNVERIFIED_OUTPUTS,
+    ReasonCode.CHECK_NO_POWER,
+    ReasonCode.NOT_ON_PATH,
+    ReasonCode.RECOMPILED,
+    ReasonCode.CEILING_EXCEEDED,
+}
+"""Flags under which no interval means anything, whoever the opponent."""
+_NO_CLAIM = {Outcome.INCORRECT, Outcome.FAILED, Outcome.NOT_APPLICABLE}
+"""Outcomes beside which no speed is shown: a wrong kernel's time is nobody's time."""
+
+
+def _ordered(reasons: Sequence[Reason]) -> list[Reason]:
+    """By kind, in DESIGN.md's order, one reason per code; no word on speed beside a kernel that is wrong or does not run."""
+    first: dict[ReasonCode, Reason] = {}
+    for reason in reasons:
+        first.setdefault(reason.code, reason)
+    ranked = sorted(first.values(), key=lambda reason: _KINDS.index(kind_of(reason.code)))
+    if ranked and _outcome_of(ranked[0].code) in _NO_CLAIM:
+        silent = (ReasonKind.NO_HEADROOM, ReasonKind.INTERVAL)
+        return [reason for reason in ranked if kind_of(reason.code) not in silent]
+    return ranked
+
+
+def _outcome_of(code: ReasonCode | None) -> Outcome | None:
+    """None: the stage asked for was passed."""
+    if code is None:
+        return None
+    return _INTERVAL_OUTCOMES[code] if code in _INTERVAL_OUTCOMES else _OUTCOMES.get(kind_of(code))
+
+
+def _latency(case: _Case, reasons: Sequence[Reason], outcome: Outcome | None) -> Latency:
+    codes = {reason.code for reason in reasons}
+    rows = [] if outcome in _NO_CLAIM else case.against
+    if codes & _TAINTS:
+        rows = [row.model_copy(update={"outcome": Outcome.INCONCLUSIVE}) for row in rows]
+    return Latency(
+        outcome=None if outcome in _NO_CLAIM else outcome,
+        against=rows,
+        sham=case.sham,
+        ceiling=case.ceiling,
+        half_width=None if outcome in _NO_CLAIM else _half_width(case.deciding),
+        blocks=case.blocks,
+        processes=case.workers,
+    )
+
+
+def _half_width(row: Against | None) -> float | None:
+    return None if row is None else (row.speedup.upper_bound - row.speedup.lower_bound) / 2
+
+
+def _memory(evidence: Evidence) -> MemoryVerdict:
+    """The two numbers, or None; no policy asks for a memory outcome yet, so there is none."""
+    on_device = evidence.device is not None and evidence.device.kind == "cuda"
+    measure = "peak of memory allocated by torch" if on_device else "resident high-water mark of the process"
+    return MemoryVerdict(
+        outcome=None,
+        baseline_bytes=_peak(evidence, evidence.baseline, on_device=on_device),
+        candidate_bytes=_peak(evidence, evidence.candidate, on_device=on_device),
+        measure=measure if evidence.memory else "not measured",
+    )
+
+
+def _peak(evidence: Evidence, arm: str | None, *, on_device: bool) -> int | None:
+    records = [record for record in evidence.memory if record.arm == arm]
+    peaks = [record.peak_allocated_bytes if on_device else record.host_high_water_bytes for record in records]
+    return max((peak for peak in peaks if peak is not None), default=None)
+
+
+def _numerics(case: _Case) -> NumericsVerdict:
+    evidence, model = case.evidence, case.evidence.model_check
+    codes = [reason.code for rule in _NUMERICS_RULES for reason in rule(case)]
+    captured = [check for check in evidence.op_checks if check.label == "captured"]
+    ratios = [_error_ratio(check.error_candidate, check.error_baseline) for check in captured]
+    return NumericsVerdict(
+        outcome=Outcome.INCORRECT if any(kind_of(code) is ReasonKind.INCORRECT for code in codes) else None,
+        op_checks=len(evidence.op_checks),
+        worst_op_ratio=max((ratio for ratio in ratios if ratio is not None), default=None),
+        model_ratio=_error_ratio(model.error_candidate, model.error_baseline) if model else None,
+        mutants_caught=sum(mutant.caught for mutant in evidence.mutants),
+        mutants=len(evidence.mutants),
+    )
+
+
+def _error_ratio(candidate: float | None, baseline: float | None) -> float | None:
+    return None if candidate is None or not baseline else candidate / baseline
+
+
+# Words -----------------------------------------------------------------------------------------------------------------
+
+
+def _named(evidence: Evidence, name: str) -> str:
+    """`F.rms_norm (eager)` for an alternative, `torch.compile (compile)` is said as the arm's own name."""
+    arm = _arm(evidence, name)
+    return f"{arm.alternative} ({arm.mode})" if arm and arm.alternative else name
+
+
+def _ratio(estimate: Estimate) -> str:
+    return f"{estimate.point_estimate:.3f}x [{estimate.lower_bound:.3f}, {estimate.upper_bound:.3f}]"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _errors(error: float | None, allowed: float | None) -> str:
+    return f"error {_number(error)}, allowed {_number(allowed)}"
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.1e}"
+
+
+def _some(items: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + more

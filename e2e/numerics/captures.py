@@ -1,0 +1,102 @@
+"""Op inputs on disk, with their real strides and offsets: what one process saw, another can replay exactly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from e2e.protocols import OpCall
+
+
+@dataclass(frozen=True)
+class Captured:
+    """One op call and where it came from."""
+
+    site: str
+    label: str
+    """`captured`, or the name of an edge input."""
+    call: OpCall
+
+
+def save_calls(path: Path, calls: Sequence[Captured]) -> None:
+    """Write calls as safetensors: each tensor's storage once, its geometry beside it."""
+    tensors: dict[str, Tensor] = {}
+    storages: dict[int, str] = {}
+    rows = []
+    for item in calls:
+        geometry = []
+        for tensor in item.call.tensors:
+            key = storages.get(tensor.untyped_storage().data_ptr()) if tensor.numel() else None
+            if key is None or tensors[key].dtype != tensor.dtype:
+                key = f"s{len(tensors)}"
+                tensors[key] = _whole_storage(tensor).cpu().clone()
+                storages[tensor.untyped_storage().data_ptr()] = key
+            geometry.append([key, list(tensor.shape), list(tensor.stride()), tensor.storage_offset()])
+        rows.append({"site": item.site, "label": item.label, "tensors": geometry, "scalars": list(item.call.scalars)})
+    save_file(tensors, path, metadata={"calls": json.dumps(rows)})
+
+
+def load_calls(path: Path, device: str) -> list[Captured]:
+    """Read calls back; every call gets storages of its own, so that one call cannot spoil another's inputs."""
+    with safe_open(path, framework="pt") as file:
+        rows: list[dict[str, Any]] = json.loads(file.metadata()["calls"])
+        calls = []
+        for row in rows:
+            tensors = []
+            for key, shape, stride, offset in row["tensors"]:
+                storage = file.get_tensor(key).to(device)
+                storage = storage.clone() if device == "cpu" else storage
+                tensors.append(storage.as_strided(shape, stride, offset))
+            call = OpCall(tuple(tensors), tuple(row["scalars"]))
+            calls.append(Captured(row["site"], row["label"], call))
+    return calls
+
+
+def _whole_storage(tensor: Tensor) -> Tensor:
+    """All elements of the tensor's storage as one row, so that strides and offset still mean the same."""
+    size = tensor.untyped_storage().nbytes() // tensor.element_size()
+    return tensor.detach().as_strided((size,), (1,), 0)
+
+
+def select(calls: Sequence[Captured], budget_bytes: int) -> list[Captured]:
+    """Calls whose storages fit the budget: first, last, then the middle outwards, every distinct form first."""
+    order = sorted(range(len(calls)), key=lambda place: (_rank(place, len(calls)), place))
+    seen: set[tuple[Any, ...]] = set()
+    first, rest = [], []
+    for place in order:
+        form = tuple((tuple(t.shape), t.stride(), t.dtype) for t in calls[place].call.tensors)
+        (rest if form in seen else first).append(calls[place])
+        seen.add(form)
+    kept, used = [], 0
+    for item in [*first, *rest]:
+        size = sum(t.untyped_storage().nbytes() for t in item.call.tensors)
+        if not kept or used + size <= budget_bytes:
+            kept.append(item)
+            used += size
+    return kept
+
+
+def _rank(place: int, count: int) -> int:
+    return 0 if place in (0, count - 1, count // 2) else 1
+
+
+def clone_call(call: OpCall) -> OpCall:
+    """The same values, strides and offsets in new storages."""
+    return OpCall(tuple(_clone(tensor) for tensor in call.tensors), call.scalars)
+
+
+def _clone(tensor: Tensor) -> Tensor:
+    if tensor.numel() == 0:
+        return tensor.clone()
+    whole = _whole_storage(tensor)
+    if whole.numel() > 4 * tensor.numel():  # a small view of something huge: keep the values, not the neighbours
+        return tensor.clone(memory_format=torch.preserve_format)
+    return whole.clone().as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

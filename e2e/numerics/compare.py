@@ -1,0 +1,100 @@
+"""Errors against a reference of higher precision, beside the baseline's own (METHOD.md B3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from e2e.schema.words import ReasonCode
+
+
+@dataclass(frozen=True)
+class Error:
+    """How far a tensor is from the reference, relative to the reference's size."""
+
+    total: float
+    """Root-mean-square over everything."""
+    worst_row: float
+    """Largest over rows of the last dimension: a global norm hides one wrong row."""
+
+
+def error_of(value: Tensor, reference: Tensor) -> Error:
+    """Relative errors of `value`; the reference is in float32 or float64.
+
+    Shapes:
+        value, reference (..., H).
+    """
+    if reference.numel() == 0:
+        return Error(0.0, 0.0)
+    exact = reference.double().reshape(-1, reference.shape[-1])
+    rows = (value.double().reshape(exact.shape) - exact).norm(dim=-1)
+    sizes = exact.norm(dim=-1)
+    tiny = 1e-30  # a reference of zeros: anything but zeros is infinitely wrong, and finite in the record
+    total = float(rows.norm() / sizes.norm().clamp_min(tiny))
+    return Error(total, float((rows / sizes.clamp_min(tiny)).max()))
+
+
+def floor_of(dtype: torch.dtype) -> float:
+    """What rounding alone may add where the baseline happens to be exact: a quarter of the dtype's epsilon.
+
+    Source: rounding to nearest errs by at most eps / 2 and by eps / 4 on average.
+    """
+    return torch.finfo(dtype).eps / 4
+
+
+def judge_op(
+    value: Tensor, baseline: Tensor, reference: Tensor, *, ratio: float
+) -> tuple[ReasonCode | None, Error | None, Error, float]:
+    """Whether `value` is as right as the baseline: the reason if not, both errors, and the largest allowed one.
+
+    Units:
+        ratio: allowed err(value) / err(baseline); 2 by default (METHOD.md B3.1).
+    """
+    base = error_of(baseline, reference)
+    allowed = ratio * base.total + floor_of(baseline.dtype)
+    if value.shape != baseline.shape or value.dtype != baseline.dtype:
+        return ReasonCode.WRONG_OUTPUT_LAYOUT, None, base, allowed
+    finite = torch.isfinite(reference)
+    if not bool(torch.isfinite(value[finite]).all()):
+        return ReasonCode.NONFINITE_OUTPUT, None, base, allowed
+    found = error_of(value, reference)
+    # one row's rounding is less averaged than the whole tensor's, so its floor is a whole epsilon
+    allowed_row = ratio * base.worst_row + 4 * floor_of(baseline.dtype)
+    if found.total > allowed or found.worst_row > allowed_row:
+        return ReasonCode.OP_ERROR_EXCEEDED, found, base, allowed
+    return None, found, base, allowed
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far a model's logits are from the reference's."""
+
+    error: float
+    """Relative root-mean-square error."""
+    kl: float
+    """Mean KL(reference || value), nats per token."""
+    top1: float
+    """Share of tokens with the reference's most likely next token."""
+
+
+def distance_of(logits: Tensor, reference: Tensor) -> Distance:
+    """Distances, token by token in slices, so that a large vocabulary fits.
+
+    Shapes:
+        logits, reference (tokens, V).
+    """
+    square = scale = kl = 0.0
+    same = 0
+    step = max(1, 2**26 // reference.shape[-1])
+    for start in range(0, reference.shape[0], step):
+        exact = reference[start : start + step].double()
+        value = logits[start : start + step].double()
+        square += float((value - exact).pow(2).sum())
+        scale += float(exact.pow(2).sum())
+        log_p, log_q = exact.log_softmax(-1), value.log_softmax(-1)
+        kl += float((log_p.exp() * (log_p - log_q)).sum())
+        same += int((exact.argmax(-1) == value.argmax(-1)).sum())
+    tokens = reference.shape[0]
+    return Distance((square / max(scale, 1e-300)) ** 0.5, max(0.0, kl / tokens), same / tokens)

@@ -1,0 +1,226 @@
+"""Clean side: captures, references and comparisons. Nothing here ever loads a candidate."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from e2e.numerics.captures import Captured, clone_call, save_calls, select
+from e2e.numerics.compare import distance_of, error_of, floor_of, judge_op
+from e2e.patch import Patch, observed, sites_in
+from e2e.protocols import Op, OpCall, Site
+from e2e.schema.words import ReasonCode
+
+CONFORMANCE_EPSILONS = 8.0
+"""A site's own forward may differ from the op's exact maths by this many epsilons of its dtype."""
+
+
+class Examiner:
+    """Knows what is right: captured inputs, the reference, and the baseline's own error."""
+
+    def __init__(self, session: Any, op: Op, sites: list[Site]) -> None:
+        self._session = session
+        self._op = op
+        self._sites = sites
+        self._calls: list[Captured] = []
+        self._logits: tuple[Tensor, Tensor] | None = None
+        self._steps: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def survey(self, *, seed: int, path: Path, budget_bytes: int) -> dict[str, Any]:
+        """Run one eager step, see every site's calls, check that each site computes the op, keep inputs."""
+        seen: dict[str, list[tuple[OpCall, Tensor]]] = {}
+
+        def see(site: Site, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            if site.incompatible is None:
+                call = self._op.call_of(site, args, kwargs)
+                seen.setdefault(site.fqn, []).append((clone_call(call), output.clone()))
+
+        with torch.no_grad(), observed(self._sites, see):
+            self._session.reset()
+            self._session.program(self._session.model)(*self._session.batch(seed))
+        rows = [self._site_row(site, seen.get(site.fqn, [])) for site in self._sites]
+        usable = {row["fqn"] for row in rows if row["incompatible"] is None}
+        calls = [Captured(fqn, "captured", call) for fqn, pairs in seen.items() if fqn in usable for call, _ in pairs]
+        kept = select(calls, budget_bytes)
+        if kept:
+            first = kept[0]
+            edges = [Captured(first.site, label, call) for label, call in self._op.edge_calls(first.call, seed)]
+            self._calls = [*kept, *edges]
+            save_calls(path, self._calls)
+        return {"sites": rows, "captured": len(kept), "calls": len(self._calls)}
+
+    def _site_row(self, site: Site, pairs: list[tuple[OpCall, Tensor]]) -> dict[str, Any]:
+        problem = site.incompatible or (None if pairs else "it is not called in this step")
+        for call, output in pairs:
+            problem = problem or self._mismatch(call, output)
+        dims = [self._op.dims(call) for call, _ in pairs]
+        return {
+            "fqn": site.fqn,
+            "owner": type(site.module).__name__,
+            "incompatible": problem,
+            "dims": dims[0] if dims else {},
+            "all_dims": dims,
+            "calls": len(pairs),
+        }
+
+    def _mismatch(self, call: OpCall, output: Tensor) -> str | None:
+        error = error_of(output, self._exact(call)).total
+        allowed = CONFORMANCE_EPSILONS * torch.finfo(output.dtype).eps
+        if error <= allowed:
+            return None
+        return f"its own forward is not {self._op.name}: relative difference {error:.1e}, rounding explains {allowed:.1e}"
+
+    def _exact(self, call: OpCall) -> Tensor:
+        result: Tensor = self._op.reference(*(tensor.double() for tensor in call.tensors), *call.scalars)
+        return result
+
+    def _baseline(self, call: OpCall, fqn: str) -> Tensor:
+        """The site's own module on any call: its own forward, with the call's other tensors in place."""
+        site = next(site for site in self._sites if site.fqn == fqn)
+        module = copy.deepcopy(site.module)
+        _load_state(module, self._op.call_of(Site(fqn, module, site.scalars), call.tensors[:1], {}), call)
+        with torch.no_grad():
+            result: Tensor = module(call.tensors[0])
+        return result
+
+    def compare_ops(self, *, outputs: Path, ratio: float) -> list[dict[str, Any]]:
+        """The candidate's outputs, read from a file it wrote, against reference and baseline."""
+        results = load_file(outputs, device=self._session.device)
+        rows = []
+        for place, item in enumerate(self._calls):
+            row = self._row(item)
+            value = results.get(f"o{place}")
+            if value is not None:
+                row |= self._verdict(item, value, ratio)
+            rows.append(row)
+        return rows
+
+    def _verdict(self, item: Captured, value: Tensor, ratio: float) -> dict[str, Any]:
+        base = self._baseline(item.call, item.site)
+        code, found, own, allowed = judge_op(value, base, self._exact(item.call), ratio=ratio)
+        return {
+            "status": "wrong" if code else "passed",
+            "code": code,
+            "error_candidate": found.total if found else None,
+            "error_baseline": own.total,
+            "worst_row_candidate": found.worst_row if found else None,
+            "worst_row_baseline": own.worst_row,
+            "allowed": allowed,
+        }
+
+    def _row(self, item: Captured) -> dict[str, Any]:
+        x = item.call.tensors[0]
+        return {
+            "site": item.site,
+            "label": item.label,
+            "shape": " x ".join(map(str, x.shape)),
+            "stride": str(tuple(x.stride())),
+            "dtype": str(x.dtype).removeprefix("torch."),
+        }
+
+    def mutants(self, *, ratio: float) -> list[dict[str, Any]]:
+        """Whether the very same comparison, on the very same inputs, rejects each wrong kernel."""
+        exact = [(item, self._baseline(item.call, item.site), self._exact(item.call)) for item in self._calls]
+        rows = []
+        for name, mutant in self._op.mutants().items():
+            caught = any(
+                judge_op(mutant(*item.call.tensors, *item.call.scalars), base, reference, ratio=ratio)[0] is not None
+                for item, base, reference in exact
+            )
+            rows.append({"name": name, "caught": caught})
+        return rows
+
+    def reference_logits(self, *, tokens: int, seed: int) -> dict[str, Any]:
+        """Teacher-forced logits by the reference and by the eager baseline, kept here."""
+        ids = self.token_rows(self._session, tokens, seed)
+        baseline = _flat(self._session.logits(self._session.model, ids))
+        model = self._reference_model()
+        reference = _flat(torch.cat([self._session.logits(model, row[None]) for row in ids]))
+        self._logits = (reference, baseline)
+        return {"tokens": ids.numel(), "reference": str(reference.dtype).removeprefix("torch.")}
+
+    @staticmethod
+    def token_rows(session: Any, tokens: int, seed: int) -> Tensor:
+        """Rows of real text for the model-level comparison; the same for the same seed, in any process."""
+        length = min(tokens, 512, session.cell.sequence if session.cell.step != "decode" else 512)
+        ids: Tensor = session.tokens.windows(max(1, tokens // length), length, seed).to(session.device)
+        return ids
+
+    def compare_logits(self, *, path: Path, ratio: float) -> dict[str, Any]:
+        """The candidate's logits against the reference, beside the baseline's own distance."""
+        assert self._logits is not None
+        reference, baseline = self._logits
+        value = load_file(path, device=self._session.device)["logits"]
+        own = distance_of(baseline, reference)
+        allowed = ratio * own.error + floor_of(baseline.dtype)
+        row: dict[str, Any] = {
+            "error_baseline": own.error,
+            "kl_baseline": own.kl,
+            "top1_baseline": own.top1,
+            "allowed": allowed,
+            "tokens": reference.shape[0],
+            "reference": str(reference.dtype).removeprefix("torch."),
+        }
+        if value.shape != baseline.shape or value.dtype != baseline.dtype:
+            return row | _wrong(ReasonCode.WRONG_OUTPUT_LAYOUT)
+        if not bool(torch.isfinite(value).all()):
+            return row | _wrong(ReasonCode.NONFINITE_OUTPUT)
+        found = distance_of(value, reference)
+        code = ReasonCode.MODEL_ERROR_EXCEEDED if found.error > allowed else None
+        return row | {
+            "error_candidate": found.error,
+            "kl_candidate": found.kl,
+            "top1_candidate": found.top1,
+            "status": "wrong" if code else "passed",
+            "code": code,
+        }
+
+    def reference_step(self, *, seed: int) -> None:
+        """The reference's and the eager baseline's logits of one whole step at the cell's real shape."""
+        ids = self._session.step_ids(seed)
+        with torch.no_grad():
+            self._session.reset()
+            baseline = self._session.program(self._session.model)(*self._session.batch(seed))[0].clone()
+            model = self._reference_model()
+            reference = torch.cat([model(input_ids=row[None], use_cache=False, logits_to_keep=1).logits for row in ids])
+        self._steps[seed] = (reference, baseline)
+
+    def compare_step(self, *, path: Path, seed: int, ratio: float) -> dict[str, Any]:
+        """One arm's step, in whatever mode it ran, against the reference: a mode may not change the result."""
+        reference, baseline = self._steps[seed]
+        value = load_file(path, device=self._session.device)["logits"]
+        own = error_of(baseline, reference)
+        allowed = ratio * own.total + floor_of(baseline.dtype)
+        if value.shape != baseline.shape or value.dtype != baseline.dtype or not bool(torch.isfinite(value).all()):
+            return {"passed": False, "error": None, "baseline": own.total, "allowed": allowed}
+        found = error_of(value, reference)
+        return {"passed": found.total <= allowed, "error": found.total, "baseline": own.total, "allowed": allowed}
+
+    def _reference_model(self) -> nn.Module:
+        """The model one precision higher, with the op's sites in exact maths (norms often compute in float32)."""
+        higher = torch.float64 if self._session.cell.dtype == "float32" else torch.float32
+        model = copy.deepcopy(self._session.model).to(higher)
+        sites = [site for site in sites_in(model, self._sites) if site.incompatible is None]
+        function: Callable[..., Any] = self._op.reference
+        Patch(self._op, sites, lambda site: function)
+        return model
+
+
+def _load_state(module: nn.Module, own: OpCall, call: OpCall) -> None:
+    """Give the module the call's weights instead of its own."""
+    for mine, wanted in zip(own.tensors[1:], call.tensors[1:], strict=True):
+        mine.data = wanted
+
+
+def _wrong(code: ReasonCode) -> dict[str, Any]:
+    return {"error_candidate": None, "kl_candidate": None, "top1_candidate": None, "status": "wrong", "code": code}
+
+
+def _flat(logits: Tensor) -> Tensor:
+    return logits.reshape(-1, logits.shape[-1])

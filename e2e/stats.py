@@ -1,0 +1,272 @@
+"""Segments to intervals: block contrasts, worker medians, t-intervals over workers, and what more time would buy.
+
+Everything is a log ratio until the last line, so that a ratio and its inverse are treated alike. Plain Python: `e2e gate` must
+answer at once, and the numbers are few.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import NamedTuple
+
+from e2e.schema.evidence import Segment
+from e2e.schema.policy import Policy
+from e2e.schema.verdict import Estimate
+from e2e.units import Ratio, Seconds
+
+CEILING_LEVEL = 0.99
+"""Level of a ceiling's interval: it may end a run early, so it errs on the side of going on. Source: METHOD.md B5.20."""
+FEW_WORKERS = 5
+"""Fewer workers than this give no useful t-interval over workers. Source: METHOD.md B5.6 and B8."""
+_MEDIAN_COST = math.sqrt(math.pi / 2)
+"""Standard error of a median over that of a mean, for normal noise."""
+_MAD_TO_SD = 1.4826
+"""Median absolute deviation to standard deviation, for normal noise."""
+
+
+class Interval(NamedTuple):
+    """A mean log ratio with its bounds."""
+
+    mean: float
+    lower: float
+    upper: float
+
+
+def median(values: Iterable[float]) -> float:
+    """Middle value; the mean of the two middle ones for an even number.
+
+    Raises:
+        ValueError: no values.
+    """
+    ordered = sorted(values)
+    if not ordered:
+        raise ValueError("a median needs at least one value")
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def step_seconds(segments: Iterable[Segment], arm: str) -> Seconds | None:
+    """Median step of one arm over its segments; None without segments.
+
+    Units:
+        Seconds per step.
+    """
+    steps = [segment.seconds / segment.steps for segment in segments if segment.arm == arm]
+    return median(steps) if steps else None
+
+
+def block_contrasts(segments: Iterable[Segment], *, arm: str, other: str) -> dict[int, list[float]]:
+    """Per worker, one log ratio other / arm for every block that holds both arms mirrored; above 0 `arm` is faster.
+
+    A half-finished block is left out: without its mirror image, clock drift would count as a difference.
+
+    Units:
+        Natural logarithm of a ratio of seconds per step.
+
+    Raises:
+        ValueError: a segment without steps or without time.
+
+    Source:
+        METHOD.md B5.11; against drift, METHOD.md B8 (ABBA 4.7 %, AAAA...BBBB 100 % false differences).
+    """
+    blocks: dict[tuple[int, str, int], list[Segment]] = {}
+    for segment in segments:
+        if segment.arm in (arm, other):
+            blocks.setdefault((segment.worker, segment.phase, segment.block), []).append(segment)
+    contrasts: dict[int, list[float]] = {}
+    for (worker, _, _), members in sorted(blocks.items(), key=lambda item: item[0]):
+        mine = [segment for segment in members if segment.arm == arm]
+        others = [segment for segment in members if segment.arm == other]
+        if _is_mirrored(mine, others):
+            contrasts.setdefault(worker, []).append(_mean_log_step(others) - _mean_log_step(mine))
+    return contrasts
+
+
+def _is_mirrored(mine: Sequence[Segment], others: Sequence[Segment]) -> bool:
+    """Whether both arms have as many segments around the same centre, so that a linear drift cancels."""
+    same_number = len(mine) == len(others) > 0
+    return same_number and sum(s.position for s in mine) == sum(s.position for s in others)
+
+
+def _mean_log_step(segments: Sequence[Segment]) -> float:
+    for segment in segments:
+        if segment.seconds <= 0 or segment.steps <= 0:
+            raise ValueError(f"segment {segment.position} of block {segment.block} has no steps or no time")
+    return math.fsum(math.log(segment.seconds / segment.steps) for segment in segments) / len(segments)
+
+
+def worker_estimate(contrasts: Sequence[float]) -> float:
+    """One worker's log ratio: the median over its blocks, so that a spike in one block does not move it.
+
+    Raises:
+        ValueError: no blocks.
+
+    Source:
+        METHOD.md B5.11 and B2.15 (no value is dropped; medians absorb outliers).
+    """
+    return median(contrasts)
+
+
+def worker_estimates(contrasts: Mapping[int, Sequence[float]], *, blocks: int = 1) -> list[float]:
+    """Estimates of the workers with at least `blocks` blocks, in worker order; half-done workers do not count."""
+    return [worker_estimate(values) for _, values in sorted(contrasts.items()) if len(values) >= blocks]
+
+
+def t_interval(estimates: Sequence[float], level: float) -> Interval:
+    """Student's t-interval of the mean of independent estimates, on their own (log) scale.
+
+    The process is what varies independently; blocks of one process do not (METHOD.md B8: pooling them gives 11-28 % false
+    confirms).
+
+    Raises:
+        ValueError: fewer than two estimates, or a level outside (0, 1).
+    """
+    mean, error = _mean_and_error(estimates)
+    half = t_quantile((1 + level) / 2, len(estimates) - 1) * error
+    return Interval(mean, mean - half, mean + half)
+
+
+def _mean_and_error(estimates: Sequence[float]) -> tuple[float, float]:
+    """Mean and its standard error."""
+    count = len(estimates)
+    if count < 2:
+        raise ValueError("an interval needs at least two estimates")
+    mean = math.fsum(estimates) / count
+    variance = math.fsum((value - mean) ** 2 for value in estimates) / (count - 1)
+    return mean, math.sqrt(variance / count)
+
+
+def as_estimate(interval: Interval, *, level: float, look: int | None) -> Estimate:
+    """The interval as ratios; `look` is the number of worker processes behind it."""
+    return Estimate(
+        point_estimate=math.exp(interval.mean),
+        lower_bound=math.exp(interval.lower),
+        upper_bound=math.exp(interval.upper),
+        confidence_level=level,
+        look=look,
+    )
+
+
+def ceiling_estimate(contrasts: Mapping[int, Sequence[float]]) -> Estimate | None:
+    """The most a kernel can win, from contrasts headroom arm against opponent; None without a worker of two blocks.
+
+    Fewer than five workers: the envelope of every worker's own 99 % t-interval over its blocks. A t-interval over two workers
+    has one degree of freedom (its quantile is 64) and says nothing; one worker's interval leaves the variation between
+    processes out (METHOD.md B8: 1.9-6.6 % wrong instead of 0.6 %). The envelope is wrong on one side only if every worker is.
+    Five or more: a t-interval over worker medians.
+    """
+    usable = {worker: values for worker, values in contrasts.items() if len(values) >= 2}
+    estimates = worker_estimates(usable)
+    if not estimates:
+        return None
+    if len(estimates) >= FEW_WORKERS:
+        return as_estimate(t_interval(estimates, CEILING_LEVEL), level=CEILING_LEVEL, look=len(estimates))
+    point = math.fsum(estimates) / len(estimates)
+    intervals = [t_interval(values, CEILING_LEVEL) for values in usable.values()]
+    # The point is made of medians, the intervals of means: keep it inside.
+    lower = min(point, *(interval.lower for interval in intervals))
+    upper = max(point, *(interval.upper for interval in intervals))
+    return as_estimate(Interval(point, lower, upper), level=CEILING_LEVEL, look=len(estimates))
+
+
+def block_sd(contrasts: Mapping[int, Sequence[float]]) -> float | None:
+    """Standard deviation of one block's contrast within a worker; None with fewer than three blocks to tell it from.
+
+    From the median absolute deviation, because the worker's estimate is a median too: a rare spike costs neither.
+
+    Units:
+        Log ratio; 0.005 is half a per cent.
+    """
+    many = [values for values in contrasts.values() if len(values) >= 2]
+    residuals = [abs(value - median(values)) for values in many for value in values]
+    if len(residuals) < 3:
+        return None
+    # Each worker's own median was fitted to its blocks.
+    correction = math.sqrt(len(residuals) / (len(residuals) - len(many)))
+    return _MAD_TO_SD * correction * median(residuals)
+
+
+def blocks_for(block_sd: float, policy: Policy) -> int:
+    """Blocks per worker after which block noise alone leaves the first look's half width at most half the margin.
+
+    Raises:
+        ValueError: a negative or infinite standard deviation.
+
+    Source:
+        METHOD.md, correction 3: GPU-bound cells (0.3 to 0.6 %) need 8.
+    """
+    if not 0 <= block_sd < math.inf:
+        raise ValueError("a standard deviation is finite and not negative")
+    look = policy.looks[0]
+    target = math.log1p(policy.margin) / 2 * math.sqrt(look) / t_quantile((1 + policy.level) / 2, look - 1)
+    needed = math.ceil((_MEDIAN_COST * block_sd / target) ** 2)
+    return min(max(needed, policy.blocks), policy.max_blocks)
+
+
+def minimum_detectable(estimates: Sequence[float], *, level: float, power: float = 0.9) -> Ratio:
+    """Smallest effect that as many workers as these would resolve with the given power; 0.01 is one per cent.
+
+    Raises:
+        ValueError: fewer than two estimates.
+
+    Source:
+        METHOD.md B2.14: (t((1 + level) / 2) + t(power)) x sd / sqrt(workers).
+    """
+    _, error = _mean_and_error(estimates)
+    df = len(estimates) - 1
+    return math.expm1((t_quantile((1 + level) / 2, df) + t_quantile(power, df)) * error)
+
+
+def workers_for(target: float, *, half_width: float, workers: int, level: float, most: int = 200) -> int | None:
+    """Workers with which a half width of `half_width` from `workers` shrinks to `target`; None beyond `most`.
+
+    Units:
+        Both half widths on one scale (log ratios, or ratios near 1). Half of `half_width` asks what would halve it.
+
+    Raises:
+        ValueError: fewer than two workers.
+    """
+    if workers < 2:
+        raise ValueError("a half width comes from at least two workers")
+    probability = (1 + level) / 2
+    spread = half_width * math.sqrt(workers) / t_quantile(probability, workers - 1)
+    for count in range(workers, most + 1):
+        if t_quantile(probability, count - 1) * spread <= target * math.sqrt(count):
+            return count
+    return None
+
+
+@cache
+def t_quantile(probability: float, df: int) -> float:
+    """Quantile of Student's t for a whole number of degrees of freedom.
+
+    Raises:
+        ValueError: a probability outside [0.5, 1), or no degree of freedom.
+
+    Source:
+        Abramowitz and Stegun 26.7.3 and 26.7.4 (finite sums, so no numerical library is needed), inverted by bisection.
+    """
+    if not 0.5 <= probability < 1 or df < 1:
+        raise ValueError("the probability lies in [0.5, 1), and there is at least one degree of freedom")
+    low, high = 0.0, math.pi / 2
+    for _ in range(64):
+        angle = (low + high) / 2
+        if _central_probability(angle, df) < 2 * probability - 1:
+            low = angle
+        else:
+            high = angle
+    return math.tan(low) * math.sqrt(df)
+
+
+def _central_probability(angle: float, df: int) -> float:
+    """P(|t| < tan(angle) x sqrt(df))."""
+    sine, cosine = math.sin(angle), math.cos(angle)
+    is_odd = df % 2 == 1
+    term = cosine if is_odd else 1.0
+    total = 0.0 if df == 1 else term
+    for step in range(3 if is_odd else 2, df - 1, 2):
+        term *= cosine * cosine * (step - 1) / step
+        total += term
+    return 2 / math.pi * (angle + sine * total) if is_odd else sine * total

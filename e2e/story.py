@@ -1,0 +1,165 @@
+"""What a run has to tell, decided once; every report only renders it. Pure: Result in, Story out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from e2e.schema.result import CellResult, Result
+from e2e.schema.verdict import Reason
+from e2e.schema.words import Outcome, Stage
+from e2e.story_sections import Section, cell_sections, cells_section, holds_section, next_section
+from e2e.wording import LABELS, OPPONENTS, clean, outcome_word, percent, span
+
+Tone = Literal["good", "bad", "open"]
+
+_ERRORS = {
+    2: "USAGE ERROR",
+    6: "CANNOT RUN HERE",
+    70: "FAULT IN E2E",
+    130: "INTERRUPTED",
+}
+_TONES: dict[Outcome, Tone] = {
+    Outcome.CONFIRMED: "good",
+    Outcome.REFUTED: "bad",
+    Outcome.INCORRECT: "bad",
+    Outcome.FAILED: "bad",
+}
+_REASONS_SHOWN = 8
+_ENVIRONMENT = ("torch", "transformers", "cuda", "driver", "python", "platform")
+"""Keys of `result.environment` on the report's last line; all of them are in result.json."""
+
+
+@dataclass(frozen=True)
+class Story:
+    """A run in plain words."""
+
+    tone: Tone
+    outcome: str
+    """`REFUTED: matched by PyTorch`."""
+    subject: str
+    """`llama-infer, prefill 8 x 2048 bfloat16, NVIDIA H200`."""
+    sentence: str | None
+    """What was tested, as a statement that is true or not."""
+    marks: tuple[str, ...]
+    """What every reader must know before believing a number: overrides, random weights, an early end."""
+    reasons: tuple[str, ...]
+    sections: tuple[Section, ...]
+    footer: tuple[str, ...]
+    """Run and environment."""
+
+
+def tell(result: Result) -> Story:
+    """The story of a result."""
+    deciding = deciding_cell(result)
+    return Story(
+        tone=_TONES.get(result.outcome, "open") if result.outcome else "open",
+        outcome=_headline(result),
+        subject=_subject(result, deciding),
+        sentence=_sentence(result, deciding),
+        marks=_marks(result),
+        reasons=_reasons(result),
+        sections=_sections(result, deciding),
+        footer=_footer(result, deciding),
+    )
+
+
+def deciding_cell(result: Result) -> CellResult | None:
+    """The cell that the top-level blocks repeat; the first one where none matches."""
+    for cell in result.cells:
+        verdict = cell.verdict
+        if (verdict.outcome, verdict.label, verdict.latency) == (
+            result.outcome,
+            result.label,
+            result.latency,
+        ):
+            return cell
+    return result.cells[0] if result.cells else None
+
+
+def _headline(result: Result) -> str:
+    if result.error is not None:
+        return f"{_ERRORS.get(result.error.code, 'ENDED EARLY')} (exit code {result.error.code})"
+    label = LABELS[result.label] if result.label else ""
+    if result.outcome is None:
+        passed = f"{result.stage.upper()} PASSED" if result.stage else "NOTHING WAS FINISHED"
+        return f"{passed}{label and f': {label}'}"
+    return f"{outcome_word(result.outcome)}{label and f': {label}'}"
+
+
+def _subject(result: Result, deciding: CellResult | None) -> str:
+    parts = [result.workload.name] if result.workload else []
+    if deciding is not None:
+        parts.append(deciding.cell.title)
+        parts += [deciding.evidence.device.name] if deciding.evidence.device else []
+    return clean(", ".join(parts) or result.run_id)
+
+
+def _sentence(result: Result, deciding: CellResult | None) -> str | None:
+    if not result.kernels or result.workload is None:
+        return None
+    kernel = result.kernels[0]
+    what = f"{kernel.manifest.op} by {kernel.spec}"
+    where = f"{deciding.cell.title} of {result.workload.name}" if deciding else result.workload.name
+    asked = deciding.evidence.stage_asked if deciding else Stage.VERDICT
+    if asked is Stage.BUILD:
+        return clean(f"{what} builds.")
+    if asked is Stage.CHECK or result.policy is None:
+        return clean(f"{what} builds and gives right outputs in {where}.")
+    opponent = OPPONENTS[result.policy.decides]
+    return clean(f"{what} makes {where} at least {percent(result.policy.margin)} faster than {opponent}.")
+
+
+def _marks(result: Result) -> tuple[str, ...]:
+    marks = []
+    if result.random_weights or any(cell.evidence.random_weights for cell in result.cells):
+        marks.append("RANDOM WEIGHTS: time and memory are real; drift and outputs mean little.")
+    if result.overrides:
+        pairs = ", ".join(f"{key}={value}" for key, value in result.overrides.items())
+        marks.append(clean(f"Overrides of the workload file: {pairs}"))
+    if result.outcome is not None and result.stage is not None and result.stage is not Stage.VERDICT:
+        marks.append(f"Ended after the stage `{result.stage}`: what follows it was not measured.")
+    if result.outcome is not None and result.stage is None:
+        marks.append("Ended before the first stage was finished.")
+    return tuple(marks)
+
+
+def _reasons(result: Result) -> tuple[str, ...]:
+    lines = [clean(result.error.message)] if result.error else []
+    lines += [reason_line(reason) for reason in result.reasons[:_REASONS_SHOWN]]
+    left = len(result.reasons) - _REASONS_SHOWN
+    return (*lines, f"and {left} more in result.json") if left > 0 else tuple(lines)
+
+
+def reason_line(reason: Reason) -> str:
+    """`message (kernels/a.cu:12, site model.norm) [op_error_exceeded]`."""
+    where = reason.where
+    place = f"{where.file}:{where.line}" if where.file and where.line else where.file
+    rest = [
+        f"{name} {getattr(where, name)}"
+        for name in ("site", "shape", "dtype", "parameter", "position")
+        if getattr(where, name)
+    ]
+    inside = ", ".join([place, *rest] if place else rest)
+    return clean(f"{reason.message}{inside and f' ({inside})'} [{reason.code}]")
+
+
+def _sections(result: Result, deciding: CellResult | None) -> tuple[Section, ...]:
+    many = len(result.cells) > 1
+    sections = [cells_section(result)] if many else []
+    ordered = sorted(result.cells, key=lambda cell: cell is not deciding)
+    for cell in ordered:
+        prefix = f"{cell.cell.title}: " if many else ""
+        sections += cell_sections(result, cell, prefix, is_deciding=cell is deciding)
+    sections += [holds_section(result, deciding), next_section(result)]
+    return tuple(section for section in sections if not section.is_empty)
+
+
+def _footer(result: Result, deciding: CellResult | None) -> tuple[str, ...]:
+    run = f"run {result.run_id}, {span(result.seconds)}, seed {result.seed}, method {result.method}"
+    if result.policy is not None:
+        run += f", policy {result.policy.name} (margin {percent(result.policy.margin)})"
+    device = deciding.evidence.device if deciding else None
+    facts = [f"{device.name} ({device.count_threads} threads)"] if device else []
+    facts += [f"{key} {result.environment[key]}" for key in _ENVIRONMENT if result.environment.get(key)]
+    return (clean(run), clean(", ".join(facts))) if facts else (clean(run),)

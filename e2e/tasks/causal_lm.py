@@ -1,0 +1,150 @@
+"""Causal language models: prefill, decode with a static cache, and a training step."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import StaticCache
+
+from e2e.schema.workload import Cell, Workload
+from e2e.tasks._model import load_causal_lm
+from e2e.tasks._tokens import Tokens
+
+Batch = tuple[Tensor, ...]
+Outputs = tuple[Tensor, ...]
+
+
+class Session:
+    """A built model with its batches and its step.
+
+    `program(model)` gives the step of one arm; it takes a batch and returns the tensors that the step hands to
+    its user, logits first. They are what is fingerprinted and compared.
+    """
+
+    def __init__(self, workload: Workload, cell: Cell, *, root: Path, device: str, seed: int) -> None:
+        self.cell = cell
+        self.device = device
+        self.model = load_causal_lm(workload.model, root=root, device=device, seed=seed)
+        self.model.requires_grad_(cell.step == "train")
+        config: Any = self.model.config
+        self.tokens = Tokens.read(workload.data, workload.model, root=root, vocabulary=config.vocab_size)
+        accepted = inspect.signature(self.model.forward).parameters
+        self._cache_name = "cache" if "cache" in accepted else "past_key_values"  # renamed in transformers 5.2x
+        self._cache: StaticCache | None = None
+        self._context: Tensor | None = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was really built, for the report."""
+        config: Any = self.model.config
+        return {
+            "model_class": type(self.model).__name__,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "attention": config._attn_implementation,
+            "layers": getattr(config, "num_hidden_layers", None),
+            "hidden": getattr(config, "hidden_size", None),
+            "tokens": self.tokens.label,
+        }
+
+    def batch(self, seed: int) -> Batch:
+        """Fresh inputs of one step, on the device.
+
+        Shapes:
+            prefill, train: ids (B, S). decode: ids (B, 1), the token after the cached context.
+        """
+        length = 1 if self.cell.step == "decode" else self.cell.sequence
+        return (self.tokens.windows(self.cell.batch, length, seed).to(self.device),)
+
+    def step_ids(self, seed: int) -> Tensor:
+        """Every id that the step of that batch depends on, for a reference without a cache.
+
+        Shapes:
+            prefill, train: (B, S). decode: (B, S + 1).
+        """
+        (ids,) = self.batch(seed)
+        return ids if self._context is None else torch.cat([self._context, ids], dim=1)
+
+    def prepare(self, seed: int) -> None:
+        """State that all arms share: for decode a static cache holding the context. Same seed, same state."""
+        if self.cell.step != "decode":
+            return
+        context = self.tokens.windows(self.cell.batch, self.cell.sequence, seed).to(self.device)
+        self._context = context
+        config: Any = self.model.config
+        self._cache = StaticCache(config=config, max_cache_len=self.cell.sequence + 8)
+        with torch.no_grad():
+            self.model(input_ids=context, use_cache=True, logits_to_keep=1, **{self._cache_name: self._cache})
+        self._lengths = [layer.cumulative_length for layer in self._cache.layers]
+        self._context_lengths = [torch.full_like(length, self.cell.sequence) for length in self._lengths]
+
+    def reset(self) -> None:
+        """Before every step of every arm: the cache's own running length goes back to the context's."""
+        if self._cache is not None:
+            torch._foreach_copy_(self._lengths, self._context_lengths)
+
+    def program(self, model: nn.Module) -> nn.Module:
+        """The step of one arm."""
+        if self.cell.step == "decode":
+            return Decode(model, self._cache, self._cache_name)
+        return Prefill(model, self._cache_name)
+
+    def logits(self, model: nn.Module, ids: Tensor) -> Tensor:
+        """Teacher-forced logits of every position.
+
+        Shapes:
+            ids (B, S) -> (B, S, V).
+        """
+        with torch.no_grad():
+            output: Tensor = model(input_ids=ids, use_cache=False).logits
+        return output
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Mean next-token loss of one training step, in float32."""
+        (ids,) = batch
+        logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
+        return nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), ids[:, 1:].reshape(-1))
+
+
+class Prefill(nn.Module):
+    """Forward over a prompt: last token's logits, then keys and values of every layer."""
+
+    def __init__(self, model: nn.Module, cache_name: str) -> None:
+        super().__init__()
+        self.model = model
+        self._output_name = cache_name
+
+    def forward(self, ids: Tensor) -> Outputs:
+        output = self.model(input_ids=ids, use_cache=True, logits_to_keep=1)
+        cache = getattr(output, self._output_name)
+        pairs = [(layer.keys, layer.values) for layer in cache.layers]
+        return (output.logits, *(tensor for pair in pairs for tensor in pair))
+
+
+class Decode(nn.Module):
+    """One token over a fixed context in a static cache: its logits. What it writes into the cache it also reads."""
+
+    def __init__(self, model: nn.Module, cache: Any, cache_name: str) -> None:
+        super().__init__()
+        self.model = model
+        self._cache = cache
+        self._cache_name = cache_name
+
+    def forward(self, ids: Tensor) -> Outputs:
+        output = self.model(input_ids=ids, use_cache=True, **{self._cache_name: self._cache})
+        return (output.logits,)
+
+
+class CausalLM:
+    """Text generation's two halves and next-token training, on any `AutoModelForCausalLM`."""
+
+    steps = ("prefill", "decode", "train")
+
+    open: Callable[..., Session] = Session
+
+
+PLUGIN = CausalLM()
