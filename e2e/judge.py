@@ -284,25 +284,26 @@ def _training_is_wrong(case: _Case) -> Iterator[Reason]:
 def _replay_differs(case: _Case) -> Iterator[Reason]:
     """A mismatch accuses only where the baseline was seen to replay; otherwise it just leaves outputs unverified."""
     audit = case.evidence.audit
-    for role, lines in _mismatches(case.evidence).items():
-        if audit is None or audit.baseline_repeats is None or role is Role.HEADROOM:
-            code = ReasonCode.UNVERIFIED_OUTPUTS
-        elif role is Role.CANDIDATE:
+    if audit is None:
+        return
+    found: dict[ReasonCode, list[str]] = {}
+    for line in audit.mismatches:  # `arm: n of m`
+        role = _role(case.evidence, line.rsplit(":", 1)[0])
+        code = ReasonCode.UNVERIFIED_OUTPUTS
+        if role is Role.CANDIDATE and audit.baseline_repeats is not None:
             code = ReasonCode.STALE_OUTPUT
-        else:
-            code = ReasonCode.CONTAMINATED_BASELINE if audit.baseline_repeats else ReasonCode.UNVERIFIED_OUTPUTS
+        elif role in (Role.BASELINE, Role.SHAM) and audit.baseline_repeats:
+            code = ReasonCode.CONTAMINATED_BASELINE
+        found.setdefault(code, []).append(line)
+    for code, lines in found.items():
         yield Reason(code=code, message=f"audited steps that another process did not reproduce: {_some(lines)}")
 
 
-def _mismatches(evidence: Evidence) -> dict[Role, list[str]]:
-    """Mismatch lines (`arm: n of m`) by the arm's role; baselines and sham count as one, both run baseline code."""
-    found: dict[Role, list[str]] = {}
-    for line in evidence.audit.mismatches if evidence.audit else []:
-        name = line.rsplit(":", 1)[0]
-        arm = _arm(evidence, name)
-        role = arm.role if arm else Role(name.split(":", 1)[0])
-        found.setdefault(Role.BASELINE if role is Role.SHAM else role, []).append(line)
-    return found
+def _role(evidence: Evidence, name: str) -> Role | None:
+    arm, prefix = _arm(evidence, name), name.split(":", 1)[0]
+    if arm is not None:
+        return arm.role
+    return Role(prefix) if prefix in list(Role) else None
 
 
 # Failed, not applicable, no headroom -----------------------------------------------------------------------------------
@@ -449,10 +450,13 @@ def _has_too_few_workers(case: _Case) -> Iterator[Reason]:
 
 
 def _baseline_is_unfair(case: _Case) -> Iterator[Reason]:
-    eager = _arm(case.evidence, AS_SHIPPED)
-    if eager is not None and eager.status in ("failed", "void"):
-        yield Reason(code=ReasonCode.BASELINE_UNFAIR, message=f"{eager.name} {eager.status}: {eager.reason or 'no reason'}")
-    elif case.is_at_verdict and opponent_arm(case.evidence, case.policy.decides) is None:
+    opponent = opponent_arm(case.evidence, case.policy.decides)
+    arms = [_arm(case.evidence, name) for name in (AS_SHIPPED, opponent)]
+    bad = next((arm for arm in arms if arm is not None and arm.status in ("failed", "void")), None)
+    if bad is not None:
+        message = f"{bad.name} {bad.status}: {bad.reason or 'no reason was recorded'}"
+        yield Reason(code=ReasonCode.BASELINE_UNFAIR, message=message)
+    elif case.is_at_verdict and opponent is None:
         message = f"no arm stands for the opponent {case.policy.decides}"
         yield Reason(code=ReasonCode.BASELINE_UNFAIR, message=message)
 
@@ -621,13 +625,16 @@ _NO_CLAIM = {Outcome.INCORRECT, Outcome.FAILED, Outcome.NOT_APPLICABLE}
 
 
 def _ordered(reasons: Sequence[Reason]) -> list[Reason]:
-    """By kind, in DESIGN.md's order, one reason per code; no word on speed beside a kernel that is wrong or does not run."""
+    """By kind, in DESIGN.md's order, one reason per code.
+
+    Beside a kernel that is wrong or does not run there is no word on speed, nor on flags that only follow from it.
+    """
     first: dict[ReasonCode, Reason] = {}
     for reason in reasons:
         first.setdefault(reason.code, reason)
     ranked = sorted(first.values(), key=lambda reason: _KINDS.index(kind_of(reason.code)))
     if ranked and _outcome_of(ranked[0].code) in _NO_CLAIM:
-        silent = (ReasonKind.NO_HEADROOM, ReasonKind.INTERVAL)
+        silent = (ReasonKind.NO_HEADROOM, ReasonKind.BLOCKING, ReasonKind.INTERVAL)
         return [reason for reason in ranked if kind_of(reason.code) not in silent]
     return ranked
 
@@ -641,15 +648,16 @@ def _outcome_of(code: ReasonCode | None) -> Outcome | None:
 
 def _latency(case: _Case, reasons: Sequence[Reason], outcome: Outcome | None) -> Latency:
     codes = {reason.code for reason in reasons}
-    rows = [] if outcome in _NO_CLAIM else case.against
+    is_claimed = outcome not in _NO_CLAIM
+    rows = case.against if is_claimed else []
     if codes & _TAINTS:
         rows = [row.model_copy(update={"outcome": Outcome.INCONCLUSIVE}) for row in rows]
     return Latency(
-        outcome=None if outcome in _NO_CLAIM else outcome,
+        outcome=outcome if is_claimed and (case.is_timed or case.has_no_headroom) else None,
         against=rows,
         sham=case.sham,
         ceiling=case.ceiling,
-        half_width=None if outcome in _NO_CLAIM else _half_width(case.deciding),
+        half_width=_half_width(case.deciding) if is_claimed else None,
         blocks=case.blocks,
         processes=case.workers,
     )
@@ -700,7 +708,7 @@ def _error_ratio(candidate: float | None, baseline: float | None) -> float | Non
 
 
 def _named(evidence: Evidence, name: str) -> str:
-    """`F.rms_norm (eager)` for an alternative, `torch.compile (compile)` is said as the arm's own name."""
+    """An alternative by its own name and mode, `F.rms_norm (eager)`; any other arm by the arm's name."""
     arm = _arm(evidence, name)
     return f"{arm.alternative} ({arm.mode})" if arm and arm.alternative else name
 

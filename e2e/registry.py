@@ -50,3 +50,10 @@ def _path(kind: str, name: str) -> Path:
 
 def _public(stem: str, kind: str) -> str:
     return stem.replace("_", "-") if kind in ("tasks", "builders") else stem
+
+
+def load_op(name: str) -> Any:
+    """The op of that name; `module:CLASS` is the op `module` for that class."""
+    base, _, argument = name.partition(":")
+    plugin = load("ops", base)
+    return plugin.of(argument) if argument else plugin

@@ -8,7 +8,7 @@ from typing import Literal
 from e2e.schema.result import CellResult, Result
 from e2e.schema.verdict import Reason
 from e2e.schema.words import Outcome, Stage
-from e2e.story_sections import Section, cell_sections, cells_section, holds_section, next_section
+from e2e.story_sections import Section, cells_section, detail_sections, first_sections, next_section
 from e2e.wording import LABELS, OPPONENTS, clean, outcome_word, percent, span
 
 Tone = Literal["good", "bad", "open"]
@@ -145,13 +145,16 @@ def reason_line(reason: Reason) -> str:
 
 
 def _sections(result: Result, deciding: CellResult | None) -> tuple[Section, ...]:
+    """The first screen, then details; the deciding cell first."""
     many = len(result.cells) > 1
     sections = [cells_section(result)] if many else []
     ordered = sorted(result.cells, key=lambda cell: cell is not deciding)
     for cell in ordered:
         prefix = f"{cell.cell.title}: " if many else ""
-        sections += cell_sections(result, cell, prefix, is_deciding=cell is deciding)
-    sections += [holds_section(result, deciding), next_section(result)]
+        sections += first_sections(result, cell, prefix, is_deciding=cell is deciding)
+        sections += [next_section(result)] if cell is deciding else []
+        sections += detail_sections(cell, prefix)
+    sections += [] if ordered else [next_section(result)]
     return tuple(section for section in sections if not section.is_empty)
 
 

@@ -55,10 +55,8 @@ def estimate(value: Estimate | None) -> str:
         return ABSENT
     half = (value.upper_bound - value.lower_bound) / 2
     decimals = 2 if half >= 0.05 else 3 if half >= 0.0005 else 4
-    point, half_width, lower, upper = (
-        f"{number:.{decimals}f}"
-        for number in (value.point_estimate, half, value.lower_bound, value.upper_bound)
-    )
+    numbers = (value.point_estimate, half, value.lower_bound, value.upper_bound)
+    point, half_width, lower, upper = (f"{number:.{decimals}f}" for number in numbers)
     return f"{point}x +- {half_width} ({lower} to {upper})"
 
 

@@ -6,34 +6,18 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pydantic import ValidationError
-
-from e2e import registry
 from e2e.errors import UsageError
-from e2e.formats._source import Source, pick_entry, same_name, scan
-from e2e.reading import check_op, nearest_file
-from e2e.schema.kernel import Kernel, Manifest
-from e2e.yaml_lines import explain, parse, printable
+from e2e.formats._draft import Block, Draft
+from e2e.reading import nearest_file
+from e2e.schema.kernel import Kernel
+from e2e.yaml_lines import parse, printable
 
 _MARKS = {".cu": "//", ".cpp": "//", ".cc": "//", ".py": "#"}
 _MAX_BYTES = 4 * 1024 * 1024
 """No kernel is that long; whatever it is, it was given by mistake."""
 _NEARLY = re.compile(r"\s*(//|#)\s*/{2,}\s*e2e\b", re.IGNORECASE)
-_NAME = re.compile(r"[A-Za-z_]\w*")
-_EXAMPLE = "{0} /// e2e\n{0} op: rms_norm\n{0} entry: my_function\n{0} ///"
-
-
-@dataclass(frozen=True)
-class _Block:
-    line: int
-    """Line of the opening."""
-    data: Mapping[str, Any]
-    lines: dict[tuple[str | int, ...], int]
 
 
 class BlockFormat:
@@ -57,7 +41,7 @@ class BlockFormat:
             spec=spec,
             path=str(path.absolute()),
             sha256=hashlib.sha256(content).hexdigest(),
-            manifest=_manifest(text, block, path, spec=spec, op=op),
+            manifest=Draft(spec, text, block, op=op).finish(),
             format="block",
             block_line=block.line if block else None,
         )
@@ -101,7 +85,7 @@ def _decode(content: bytes, spec: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _find_block(text: str, mark: str, spec: str) -> _Block | None:
+def _find_block(text: str, mark: str, spec: str) -> Block | None:
     """The block, or None when there is none.
 
     Raises:
@@ -113,7 +97,9 @@ def _find_block(text: str, mark: str, spec: str) -> _Block | None:
         return None
     first, shown = openings[0], printable(spec)
     if len(openings) > 1:
-        raise UsageError(f"{shown}:{openings[1] + 1}: a second e2e block (first on line {first + 1}); keep one")
+        raise UsageError(
+            f"{shown}:{openings[1] + 1}: a second e2e block (first on line {first + 1}); keep one"
+        )
     if rows[first].rstrip() != f"{mark} /// e2e":
         raise UsageError(
             f"{shown}:{first + 1}: an e2e block opens with exactly `{mark} /// e2e`, "
@@ -133,44 +119,10 @@ def _find_block(text: str, mark: str, spec: str) -> _Block | None:
         raise UsageError(f"{shown}:{first + 1}: the e2e block is not closed; end it with `{mark} ///`")
     data, lines = parse("\n".join(inside), file=shown, first_line=first + 2)
     if not isinstance(data, dict):
-        raise UsageError(f"{shown}:{first + 1}: the e2e block must hold `field: value` lines, such as `op: rms_norm`")
-    return _Block(first + 1, data, lines)
-
-
-def _manifest(text: str, block: _Block | None, path: Path, *, spec: str, op: str | None) -> Manifest:
-    """The manifest, with what the source itself says filled in.
-
-    Raises:
-        UsageError: every mistake at once.
-    """
-    shown = printable(spec)
-    data: dict[str, Any] = dict(block.data) if block else {}
-    lines = block.lines if block else {}
-    mistakes: list[tuple[int, str]] = []
-
-    def mistake(field: str, message: str) -> None:
-        line = lines.get((field,), block.line if block else 1)
-        mistakes.append((line, f"{shown}:{line}: {field}: {message}"))
-
-    _fill_op(data, path, op, mistake)
-    _fill_from_source(data, text, path, mistake)
-    try:
-        manifest = Manifest.model_validate(data)
-    except ValidationError as error:
-        named = {message for _, message in mistakes}
-        for message in explain(error, lines or {(): 1}, shown, Manifest):
-            # `missing` repeats what was said above, with less in it
-            if not any(message.partition(" missing;")[0] == said[: len(message.partition(" missing;")[0])] for said in named):
-                mistakes.append((_line(message, shown), message))
-    else:
-        _cross_check(manifest, path.suffix, mistake)
-    if mistakes:
-        raise UsageError("\n".join(message for _, message in sorted(mistakes, key=lambda item: item[0])))
-    return manifest
-
-
-def _line(message: str, shown: str) -> int:
-    return int(message.removeprefix(f"{shown}:").partition(":")[0])
+        raise UsageError(
+            f"{shown}:{first + 1}: the e2e block must hold `field: value` lines, such as `op: rms_norm`"
+        )
+    return Block(first + 1, data, lines)
 
 
 PLUGIN = BlockFormat()

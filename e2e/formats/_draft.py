@@ -1,0 +1,140 @@
+"""A manifest in the making: the block's fields, what the source says where they are silent, all mistakes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from pydantic import ValidationError
+
+from e2e import registry
+from e2e.errors import UsageError
+from e2e.formats._source import Source, pick_entry, same_name, scan
+from e2e.reading import check_op
+from e2e.schema.kernel import Manifest
+from e2e.yaml_lines import explain, printable
+
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+_NAMES = ("op", "entry", "binding")
+"""Fields that the source can fill in; when it cannot, `_missing` says what to do."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A manifest block as it stands in the file."""
+
+    line: int
+    """Line of its opening."""
+    data: Mapping[str, Any]
+    lines: Mapping[tuple[str | int, ...], int]
+
+
+class Draft:
+    """Collects mistakes while it fills in, so that the author sees all of them at once."""
+
+    def __init__(self, spec: str, text: str, block: Block | None, *, op: str | None) -> None:
+        self.shown, self.block = printable(spec), block
+        self.path = PurePath(spec)
+        self.data: dict[str, Any] = dict(block.data) if block else {}
+        self.mistakes: list[tuple[int, str]] = []
+        source = self._scan(text)
+        self._fill_op(op)
+        if source:
+            self._fill_from(source)
+
+    def finish(self) -> Manifest:
+        """The manifest.
+
+        Raises:
+            UsageError: every mistake, in file order.
+        """
+        manifest = None
+        try:
+            manifest = Manifest.model_validate(self.data)
+        except ValidationError as error:
+            lines: Mapping[tuple[str | int, ...], int] = self.block.lines if self.block else {(): 1}
+            for message in explain(error, lines, self.shown, Manifest):
+                line = int(message.removeprefix(f"{self.shown}:").partition(":")[0])
+                self.mistakes.append((line, message))
+        if manifest:
+            self._cross_check(manifest)
+        if manifest is None or self.mistakes:
+            ordered = sorted(self.mistakes, key=lambda mistake: mistake[0])
+            raise UsageError("\n".join(message for _, message in ordered))
+        return manifest
+
+    def _scan(self, text: str) -> Source | None:
+        try:
+            return scan(text, self.path.suffix)
+        except UsageError as error:
+            number, _, reason = error.message.removeprefix("line ").partition(": ")
+            if self.block is None:
+                raise UsageError(f"{self.shown}:{number}: {reason}") from error
+            return None  # the builder reports it, as the candidate's fault
+
+    def _fill_op(self, asked: str | None) -> None:
+        stated = self.data.get("op")
+        if stated is None and "op" not in self.data:
+            self.data["op"] = asked or same_name(self.path.stem, registry.names("ops"))
+            if self.data["op"] is None:
+                known = ", ".join(registry.names("ops"))
+                self._mistake(
+                    "op", f"not stated, and the file's name is no op; pass --op NAME (known: {known})"
+                )
+        elif isinstance(stated, str):
+            if asked not in (None, stated):
+                self._mistake(
+                    "op", f"the file says {printable(stated)!r} and --op says {printable(str(asked))!r}"
+                )
+            try:
+                check_op(stated)
+            except UsageError as error:
+                self._mistake("op", error.message)
+
+    def _fill_from(self, source: Source) -> None:
+        if source.unsupported:
+            self._mistake("binding", source.unsupported)
+        self.data.setdefault("binding", source.binding)
+        if self.data.get("device") is None and source.binding != "python":
+            self.data["device"] = "cuda" if source.needs_cuda else "cpu"
+        if "entry" not in self.data and not source.unsupported:
+            op = self.data.get("op")
+            try:
+                self.data["entry"] = pick_entry(source, op if isinstance(op, str) else None)
+            except UsageError as error:
+                self._mistake("entry", error.message)
+        entry = self.data.get("entry")
+        if isinstance(entry, dict) and entry and "dtypes" not in self.data:
+            self.data["dtypes"] = list(entry)
+
+    def _cross_check(self, manifest: Manifest) -> None:
+        suffix, native = self.path.suffix, self.path.suffix != ".py"
+        if (manifest.binding == "python") == native:
+            known = "tvm-ffi or raw" if native else "python"
+            self._mistake("binding", f"a {suffix} file is bound by {known}, not {manifest.binding}")
+        elif manifest.binding == "raw" and suffix != ".cu":
+            self._mistake("binding", f"raw needs a .cu file, not {suffix}")
+        elif manifest.binding == "raw" and manifest.launch is None:
+            self._mistake("launch", "missing; raw needs one, such as `launch: {grid: [rows], block: [256]}`")
+        if manifest.launch is not None and manifest.binding != "raw":
+            self._mistake("launch", f"only for `binding: raw`; {manifest.binding} launches by itself")
+        if suffix == ".cu" and manifest.device == "cpu":
+            self._mistake("device", "a .cu file runs on cuda; name a C++ source .cpp")
+        if not manifest.dtypes:
+            self._mistake("dtypes", "must name at least one")
+        entries = manifest.entry if isinstance(manifest.entry, dict) else {"": manifest.entry}
+        for name in entries.values():
+            if not _IDENTIFIER.fullmatch(name):
+                self._mistake("entry", f"{printable(name)!r} is not a function's name")
+        if isinstance(manifest.entry, dict) and (silent := set(manifest.dtypes) - set(manifest.entry)):
+            self._mistake("entry", f"no function for {', '.join(sorted(silent))}, which `dtypes` lists")
+
+    def _mistake(self, field: str, message: str) -> None:
+        line = self.block.lines.get((field,), self.block.line) if self.block else 1
+        self.mistakes.append((line, f"{self.shown}:{line}: {field}: {message}"))
+        # A stand-in, so that validation does not report the same field again, with less in it.
+        if field in _NAMES and not isinstance(self.data.get(field), str):
+            self.data[field] = {"binding": "tvm-ffi"}.get(field, "unknown")

@@ -1,0 +1,204 @@
+"""Candidate side: run the kernel on given inputs and hand back what it returned, without an opinion."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from e2e.binding import NO_BACKWARD, trainable
+from e2e.errors import CandidateError
+from e2e.numerics.captures import clone_call, load_calls
+from e2e.patch import Patch, copy_sharing_weights, sites_in
+from e2e.protocols import Op, Site
+from e2e.schema.constraint import holds
+
+
+def declined_by(constraints: list[str], dims: dict[str, int | str]) -> str | None:
+    """The first declared constraint that excludes a call of these dimensions."""
+    for text in constraints:
+        try:
+            if not holds(text, dims):
+                return text
+        except ValueError as error:
+            raise CandidateError(f"constraint {text!r} cannot be evaluated: {error}", code="bind_failed") from error
+    return None
+
+
+def run_calls(
+    op: Op, kernel: Callable[..., Any], *, inputs: Path, outputs: Path, constraints: list[str], device: str
+) -> list[dict[str, Any]]:
+    """The kernel on every saved call; outputs go to a file, remarks about each call come back.
+
+    Fresh memory is poisoned with NaN, so that an output left unwritten shows.
+    """
+    results: dict[str, Tensor] = {}
+    remarks = []
+    poison = torch.utils.deterministic.fill_uninitialized_memory
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        for place, item in enumerate(load_calls(inputs, device)):
+            why = declined_by(constraints, op.dims(item.call))
+            if why is not None:
+                remarks.append({"declined": why})
+                continue
+            remark, value = _one(op, kernel, item.call)
+            remarks.append(remark)
+            if value is not None:
+                results[f"o{place}"] = value
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = poison
+    save_file(results, outputs)
+    return remarks
+
+
+def _one(op: Op, kernel: Callable[..., Any], call: Any) -> tuple[dict[str, Any], Tensor | None]:
+    given = clone_call(call)
+    output = kernel(*given.tensors, *given.scalars)
+    if type(output) is not Tensor:
+        return {"problem": f"it returned {type(output).__name__}, not a tensor"}, None
+    first = output.clone()
+    again = kernel(*given.tensors, *given.scalars)
+    changed = any(
+        not torch.equal(_bits(mine), _bits(theirs)) for mine, theirs in zip(given.tensors, call.tensors, strict=True)
+    )
+    expected = op.allocate(*call.tensors, *call.scalars)
+    aliased = any(
+        output.numel() and output.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+        for tensor in (*given.tensors, again)
+    )
+    remark = {
+        "inputs_changed": changed,
+        "repeats": bool(torch.equal(_bits(first), _bits(again))),
+        "aliased": bool(aliased),
+        "layout": None if output.stride() == expected.stride() or output.numel() <= 1 else str(tuple(output.stride())),
+    }
+    return remark, first.contiguous()
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """The tensor's bits: NaN equals itself there."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    return flat.view(torch.uint8) if flat.numel() else flat
+
+
+class Counter:
+    """Counts calls of the kernel by site, in untimed steps only."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, int] = {}
+
+    def around(self, site: Site, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, counted."""
+
+        def counted(*args: Any) -> Any:
+            self.calls[site.fqn] = self.calls.get(site.fqn, 0) + 1
+            return function(*args)
+
+        return counted
+
+
+def engage(session: Any, op: Op, sites: list[Site], kernel: Callable[..., Any], *, seed: int) -> dict[str, Any]:
+    """One untimed step with counted calls, and one with a watermark: a kernel returning a constant.
+
+    If the watermark does not move the step's outputs, the sites are not on the path that produces them.
+    """
+    counter = Counter()
+    with_kernel = _outputs(session, op, sites, lambda site: counter.around(site, kernel), seed)
+    marked = _outputs(session, op, sites, lambda site: _constant(op), seed)
+    moved = not torch.equal(_bits(with_kernel[0]), _bits(marked[0]))
+    return {"calls": counter.calls, "watermark_moved": moved}
+
+
+def _constant(op: Op) -> Callable[..., Any]:
+    return lambda *call: torch.full_like(op.allocate(*call), math.pi)
+
+
+def _outputs(
+    session: Any, op: Op, sites: list[Site], function_for: Callable[[Site], Callable[..., Any]], seed: int
+) -> tuple[Tensor, ...]:
+    model = copy_sharing_weights(session.model)
+    Patch(op, sites_in(model, sites), function_for)
+    with torch.no_grad():
+        session.reset()
+        return tuple(tensor.clone() for tensor in session.program(model)(*session.batch(seed)))
+
+
+def model_logits(
+    session: Any, op: Op, sites: list[Site], kernel: Callable[..., Any], *, ids: Tensor, path: Path
+) -> None:
+    """Teacher-forced logits with the kernel at its sites, saved for the clean side to judge."""
+    model = copy_sharing_weights(session.model)
+    Patch(op, sites_in(model, sites), lambda site: kernel)
+    logits = session.logits(model, ids)
+    save_file({"logits": logits.reshape(-1, logits.shape[-1]).contiguous()}, path)
+
+
+def gradients(
+    session: Any, op: Op, sites: list[Site], kernel: Callable[..., Any] | None, *, backward: str | None, seed: int,
+    native: bool, path: Path,
+) -> dict[str, Any]:
+    """One training step's loss and gradients, saved by parameter name; `kernel=None` is the baseline.
+
+    Raises:
+        CandidateError: `no_backward`.
+    """
+    import copy
+
+    model = copy.deepcopy(session.model)
+    if kernel is not None:
+        function = kernel if native else trainable(op, kernel, backward)
+        Patch(op, sites_in(model, sites), lambda site: function)
+    loss = session.loss(model, session.batch(seed))
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        if NO_BACKWARD in str(error):
+            message = "the workload trains, and this kernel declares no backward (`backward:` in its block)"
+            raise CandidateError(message, code="no_backward") from error
+        raise
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    save_file({name: gradient.contiguous() for name, gradient in found.items()}, path)
+    return {"loss": float(loss.detach()), "with_gradient": sorted(found), "parameters": len(list(model.parameters()))}
+
+
+def isolated(
+    op: Op, functions: dict[str, Callable[..., Any]], *, inputs: Path, device: str, seconds: float
+) -> dict[str, float]:
+    """Median seconds per call of each function on the first captured call, warm, in mirrored order.
+
+    Units:
+        seconds: time to spend in all.
+    """
+    call = load_calls(inputs, device)[0].call
+    args = (*call.tensors, *call.scalars)
+    names = list(functions)
+    for name in names:
+        _per_call(functions[name], args, 3, device)
+    once = max(_per_call(functions[name], args, 5, device) for name in names)
+    calls = max(1, min(2000, int(seconds / (once * len(names) * 12))))
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(12):
+        for name in names if turn % 2 == 0 else reversed(names):
+            times[name].append(_per_call(functions[name], args, calls, device))
+    return {name: sorted(values)[len(values) // 2] for name, values in times.items()}
+
+
+def _per_call(function: Callable[..., Any], args: tuple[Any, ...], calls: int, device: str) -> float:
+    with torch.no_grad():
+        if device != "cpu":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            function(*args)
+        if device != "cpu":
+            torch.cuda.synchronize()
+    return (time.perf_counter() - start) / calls

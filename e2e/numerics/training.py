@@ -1,0 +1,52 @@
+"""Clean side of the training check: gradients of two arms against one precision higher."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from e2e.numerics.compare import error_of, floor_of
+from e2e.patch import Patch, sites_in
+from e2e.protocols import Op, Site
+from e2e.schema.words import ReasonCode
+
+
+def compare(
+    session: Any, op: Op, sites: list[Site], baseline: Path, candidate: Path, *, ratio: float, seed: int
+) -> dict[str, Any]:
+    """The set of parameters with gradients, and the worst parameter's error beside the baseline's own."""
+    higher = torch.float64 if session.cell.dtype == "float32" else torch.float32
+    model = copy.deepcopy(session.model).to(higher)
+    Patch(op, [site for site in sites_in(model, sites) if site.incompatible is None], lambda site: op.reference)
+    session.loss(model, session.batch(seed)).backward()
+    exact = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    own, theirs = load_file(baseline, device=session.device), load_file(candidate, device=session.device)
+    missing = sorted(set(own) - set(theirs))
+    worst: tuple[float, str, float, float] | None = None
+    wrong = False
+    for name in own:
+        if name not in theirs:
+            continue
+        base = error_of(_rows(own[name]), _rows(exact[name])).total
+        found = error_of(_rows(theirs[name]), _rows(exact[name])).total
+        wrong = wrong or not found <= ratio * base + floor_of(own[name].dtype)
+        excess = found / max(base, 1e-30)
+        if worst is None or excess > worst[0]:
+            worst = (excess, name, found, base)
+    code = ReasonCode.GRADIENTS_MISSING if missing else ReasonCode.GRADIENT_ERROR_EXCEEDED if wrong else None
+    return {
+        "missing": missing,
+        "worst_parameter": worst[1] if worst else None,
+        "worst_error_candidate": worst[2] if worst else None,
+        "worst_error_baseline": worst[3] if worst else None,
+        "status": "wrong" if code else "passed",
+        "code": code,
+    }
+
+
+def _rows(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.reshape(1, -1)

@@ -1,0 +1,185 @@
+"""The facts of a cell, one line each: from evidence and verdict to plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from e2e.schema.evidence import Engagement, Evidence, ModelCheck, OpCheck, TrainingCheck
+from e2e.schema.policy import Policy
+from e2e.schema.result import CellResult, Result
+from e2e.schema.verdict import MemoryVerdict, NumericsVerdict, Verdict
+from e2e.wording import ABSENT, clean, count, duration, percent, ratio, size, small
+
+_SITES_SHOWN = 4
+_WRONG_SHOWN = 3
+_UNSEEN_SHOWN = 6
+
+Facts = Iterable[tuple[str, str]]
+
+
+def facts_of(result: Result, cell: CellResult, *, is_deciding: bool) -> tuple[tuple[str, str], ...]:
+    """Label and text of everything that fits on a line; absent parts are left out or said to be absent."""
+    evidence, verdict = cell.evidence, cell.verdict
+    facts = [
+        *_op_checks(evidence.op_checks, verdict.numerics, result.policy),
+        *_model_check(evidence.model_check, verdict.numerics),
+        *_training(evidence.training),
+        *_engagement(evidence.engagement),
+        *_memory(verdict.memory),
+        *_resolution(evidence, verdict, result.policy),
+    ]
+    if is_deciding:
+        facts += [*_set_up(result), *_claim(result), *_scope(result, cell)]
+    return tuple((label, clean(text)) for label, text in facts)
+
+
+def _op_checks(checks: list[OpCheck], numerics: NumericsVerdict, policy: Policy | None) -> Facts:
+    if not checks:
+        return
+    text = f"{count(len(checks), 'op input')} against a higher precision: "
+    if numerics.worst_op_ratio is None:
+        text += "error not measured"
+    else:
+        limit = f" (allowed {ratio(policy.numerics.error_ratio)})" if policy else ""
+        text += f"error at most {ratio(numerics.worst_op_ratio)} the baseline's own{limit}"
+    if numerics.mutants:
+        text += f"; {numerics.mutants_caught} of {numerics.mutants} wrong kernels made on purpose caught"
+    yield "op drift", text
+    wrong = [check for check in checks if check.status in ("wrong", "raised")]
+    for check in wrong[:_WRONG_SHOWN]:
+        text = (
+            f"{check.site}, {check.label}, {check.shape} {check.dtype}: error {small(check.error_candidate)}"
+        )
+        text += f", baseline {small(check.error_baseline)}, allowed {small(check.allowed)}"
+        yield check.status, f"{text}{check.message and f'; {check.message}'}"
+    if len(wrong) > _WRONG_SHOWN:
+        yield "wrong", f"and {count(len(wrong) - _WRONG_SHOWN, 'more input')}"
+
+
+def _model_check(check: ModelCheck | None, numerics: NumericsVerdict) -> Facts:
+    if check is None:
+        return
+    known = numerics.model_ratio is not None
+    error = f"{ratio(numerics.model_ratio)} the baseline's own" if known else "not measured"
+    yield (
+        "model drift",
+        f"error against {check.reference}: {error};"
+        f" KL {small(check.kl_candidate)} (baseline {small(check.kl_baseline)}) nats per token;"
+        f" same top token {percent(check.top1_candidate, digits=5)}"
+        f" (baseline {percent(check.top1_baseline, digits=5)}); {count(check.tokens, 'token')}",
+    )
+
+
+def _training(check: TrainingCheck | None) -> Facts:
+    if check is None:
+        return
+    text = (
+        f"{check.with_gradient_candidate:,} of {count(check.parameters, 'parameter')} receive one"
+        f" (baseline {check.with_gradient_baseline:,})"
+    )
+    if check.missing:
+        text += f"; lost: {', '.join(check.missing[:_SITES_SHOWN])}"
+    if check.loss_candidate is not None:
+        text += f"; loss {_number(check.loss_candidate)} (baseline {_number(check.loss_baseline)})"
+    if check.worst_parameter is not None:
+        worst = f"{small(check.worst_error_candidate)} (baseline {small(check.worst_error_baseline)})"
+        text += f"; worst error {worst} at {check.worst_parameter}"
+    yield "gradients", text
+
+
+def _number(value: float | None) -> str:
+    return ABSENT if value is None else f"{value:.6g}"
+
+
+def _engagement(seen: Engagement | None) -> Facts:
+    if seen is None:
+        return
+    text = f"at {seen.sites_called} of {count(seen.sites_found, 'site')}"
+    text += f", {count(seen.calls, 'call')} per step"
+    if seen.coverage is not None and seen.coverage < 1:
+        text += f", coverage {percent(seen.coverage)}"
+    yield "ran", f"{text}{seen.proof and f'; {seen.proof}'}"
+    left_out = [site for site in seen.sites if site.status != "patched"]
+    for site in left_out[:_SITES_SHOWN]:
+        yield (
+            "left out",
+            f"{site.fqn} ({site.owner}): {site.status}{f', {site.reason}' if site.reason else ''}",
+        )
+    if len(left_out) > _SITES_SHOWN:
+        yield "left out", f"and {count(len(left_out) - _SITES_SHOWN, 'more site')}"
+
+
+def _memory(memory: MemoryVerdict) -> Facts:
+    if memory.baseline_bytes is None or memory.candidate_bytes is None:
+        yield "memory", "not measured"
+        return
+    change = memory.candidate_bytes - memory.baseline_bytes
+    sign = "+" if change >= 0 else ""
+    yield (
+        "memory",
+        f"{size(memory.candidate_bytes)} with the kernel, {size(memory.baseline_bytes)} without"
+        f" ({sign}{size(change)}); {memory.measure}",
+    )
+
+
+def _resolution(evidence: Evidence, verdict: Verdict, policy: Policy | None) -> Facts:
+    latency = verdict.latency
+    if latency.half_width is not None:
+        margin = f" for a margin of {percent(policy.margin)}" if policy else ""
+        text = f"half-width {percent(latency.half_width, digits=2)}{margin}:"
+        text += f" {count(latency.processes, 'worker')} x {count(latency.blocks, 'block')}"
+        if latency.against:
+            text += f", {percent(latency.against[0].speedup.confidence_level)} confidence"
+        yield "resolved", text
+    audit = evidence.audit
+    if audit is not None:
+        found = f"mismatches: {', '.join(audit.mismatches)}" if audit.mismatches else "no mismatch"
+        replayed = f"{audit.steps_audited:,} of {count(audit.steps_timed, 'timed step')}"
+        yield "verified", f"{replayed} replayed in a fresh process: {found}"
+    busy = evidence.device.busy_ratio if evidence.device else None
+    if busy is not None:
+        yield "device", f"busy {percent(busy)} of the strongest PyTorch step"
+
+
+def _set_up(result: Result) -> Facts:
+    costs = result.set_up
+    times = [("build", costs.build_s), ("first step", costs.first_step_s), ("warm step", costs.warm_step_s)]
+    parts = [f"{name} {duration(seconds, digits=3)}" for name, seconds in times if seconds is not None]
+    if costs.break_even_steps is not None:
+        parts.append(f"repaid after {count(costs.break_even_steps, 'step')}")
+    if parts:
+        yield "set-up", ", ".join(parts)
+
+
+def _claim(result: Result) -> Facts:
+    record = result.claim
+    if record is None or record.claimed is None:
+        return
+    claimed = record.claimed
+    at = f" at {claimed.shapes}" if claimed.shapes else ""
+    yield (
+        "claim",
+        f"its author says {ratio(claimed.speedup)} against {claimed.against}{at};"
+        f" here {ratio(record.isolated)} alone, {ratio(record.in_context)} in the workload",
+    )
+
+
+def _scope(result: Result, deciding: CellResult) -> Facts:
+    """What the outcome holds for, and what nobody looked at."""
+    if result.workload is None:
+        return
+    one = len(result.cells) == 1
+    held = [f"{deciding.cell.title} of {result.workload.name}" if one else "the cells above"]
+    device = deciding.evidence.device
+    held += [device.name] if device else []
+    held += [f"torch {result.environment['torch']}"] if result.environment.get("torch") else []
+    held += [f"modes {', '.join(result.policy.modes)}"] if result.policy else []
+    yield "holds for", "; ".join(held)
+    untested = ["other shapes, dtypes, devices and versions"]
+    untested += ["training"] if deciding.cell.step != "train" else []
+    untested += ["trained weights"] if deciding.evidence.random_weights else []
+    yield "not tested", "; ".join(untested)
+    unseen = list(dict.fromkeys([*result.unseen, *deciding.evidence.unseen]))
+    if unseen:
+        more = f" and {len(unseen) - _UNSEEN_SHOWN} more" if len(unseen) > _UNSEEN_SHOWN else ""
+        yield "cannot see", clean("; ".join(unseen[:_UNSEEN_SHOWN])) + more

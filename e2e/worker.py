@@ -1,0 +1,283 @@
+"""CHILD: answers the parent's requests, one at a time. Loads torch and, unless it is clean, the candidate.
+
+Nothing it says is believed beyond what the parent stamps or the clean worker verifies.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import traceback
+from pathlib import Path
+from typing import Any
+
+from e2e.errors import CandidateError, E2EError
+from e2e.integrity.channel import Channel, ChannelClosed
+from e2e.integrity.isolation import limit_address_space
+
+MAX_FILE_BYTES = 8 * 2**30
+"""No file that a worker writes comes near; a candidate that prints for ever is stopped here."""
+
+
+def run(sock: socket.socket, request: dict[str, Any]) -> int:
+    """Serve until the parent closes the channel; the exit status of the process."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
+    os.environ.update(request.get("environment", {}))
+    channel = Channel(sock)
+    worker = Handlers(channel, clean=bool(request["clean"]))
+    while True:
+        try:
+            message = channel.receive()
+        except ChannelClosed:
+            return 0
+        channel.send(_answer(worker, message))
+
+
+def _answer(worker: Handlers, message: dict[str, Any]) -> dict[str, Any]:
+    do = message.pop("do")
+    try:
+        return getattr(worker, f"do_{do}")(**message) or {}
+    except E2EError as error:
+        return {"error": {"message": error.message, "code": error.code, "line": getattr(error, "line", None)}}
+    except MemoryError:
+        return {"error": {"message": "host memory ran out", "code": "out_of_memory"}}
+    except Exception as error:  # worker edge: a candidate may raise anything, and the parent decides whose fault it is
+        return {"error": {"message": _describe(error), "code": _code(error), "line": None}}
+
+
+def _describe(error: BaseException) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    where = f" ({Path(last[0].filename).name}:{last[0].lineno})" if last else ""
+    return f"{type(error).__name__}: {str(error).strip()[:1500]}{where}"
+
+
+def _code(error: BaseException) -> str | None:
+    text = str(error).lower()
+    if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in text or "bad_alloc" in text:
+        return "out_of_memory"
+    return None
+
+
+class Handlers:
+    """One method per request; the state of one worker."""
+
+    def __init__(self, channel: Channel, *, clean: bool) -> None:
+        self._channel = channel
+        self._clean = clean
+        self._staged: tuple[str, list[Any], int] | None = None
+
+    def do_open(
+        self, *, workload: dict[str, Any], cell: dict[str, Any], op: str, root: str, device: str, seed: int,
+        threads: int, extra_bytes: int | None,
+    ) -> dict[str, Any]:
+        """Build the session and find the op's sites."""
+        import torch
+
+        from e2e import registry
+        from e2e.schema.workload import Cell, Workload
+
+        torch.set_num_threads(threads)
+        if device != "cpu":
+            torch.cuda.set_device(torch.device(device))
+        loaded = Workload.model_validate(workload)
+        task = registry.load("tasks", loaded.task)
+        self.device, self.seed = device, seed
+        self.session = task.open(loaded, Cell.model_validate(cell), root=Path(root), device=device, seed=seed)
+        self.session.prepare(seed)
+        self.op = registry.load_op(op)
+        self.sites = self.op.find_sites(self.session.model)
+        if extra_bytes is not None:
+            limit_address_space(extra_bytes)
+        name = "CPU" if device == "cpu" else torch.cuda.get_device_name()
+        memory = None if device == "cpu" else torch.cuda.get_device_properties(device).total_memory
+        return {"facts": self.session.facts, "sites": len(self.sites), "device": name, "memory": memory,
+                "alternatives": list(self.op.alternatives), "versions": _versions()}
+
+    # clean side
+
+    def do_survey(self, *, path: str, budget_bytes: int) -> dict[str, Any]:
+        """Captures and conformance; see Examiner.survey."""
+        from e2e.numerics.examine import Examiner
+
+        self.examiner = Examiner(self.session, self.op, self.sites)
+        return self.examiner.survey(seed=self.seed, path=Path(path), budget_bytes=budget_bytes)
+
+    def do_reference_logits(self, *, tokens: int) -> dict[str, Any]:
+        """See Examiner.reference_logits."""
+        return self.examiner.reference_logits(tokens=tokens, seed=self.seed)
+
+    def do_reference_step(self) -> None:
+        """See Examiner.reference_step."""
+        self.examiner.reference_step(seed=self.seed)
+
+    def do_mutants(self, *, ratio: float) -> dict[str, Any]:
+        """See Examiner.mutants."""
+        return {"mutants": self.examiner.mutants(ratio=ratio)}
+
+    def do_compare_ops(self, *, outputs: str, ratio: float) -> dict[str, Any]:
+        """See Examiner.compare_ops."""
+        return {"checks": self.examiner.compare_ops(outputs=Path(outputs), ratio=ratio)}
+
+    def do_compare_logits(self, *, path: str, ratio: float) -> dict[str, Any]:
+        """See Examiner.compare_logits."""
+        return self.examiner.compare_logits(path=Path(path), ratio=ratio)
+
+    def do_compare_step(self, *, path: str, ratio: float) -> dict[str, Any]:
+        """See Examiner.compare_step."""
+        return self.examiner.compare_step(path=Path(path), seed=self.seed, ratio=ratio)
+
+    def do_compare_gradients(self, *, baseline: str, candidate: str, ratio: float) -> dict[str, Any]:
+        """Gradients of two training steps against a reference one precision higher."""
+        from e2e.numerics.training import compare
+
+        return compare(self.session, self.op, self.sites, Path(baseline), Path(candidate), ratio=ratio, seed=self.seed)
+
+    # candidate side
+
+    def do_bind(self, *, built: dict[str, Any], fqns: list[str]) -> dict[str, Any]:
+        """Load the candidate. A clean worker refuses."""
+        from e2e import registry
+        from e2e.protocols import Built
+
+        if self._clean:
+            raise E2EError("a clean worker never loads a candidate")
+        record = Built.model_validate(built)
+        self.manifest = record.kernel.manifest
+        self.sha256 = record.kernel.sha256
+        builder = registry.load("builders", record.builder)
+        self.kernel = builder.bind(record, self.op, self.session.cell.dtype)
+        wanted = set(fqns)
+        self.patched = [site for site in self.sites if site.fqn in wanted]
+        return {}
+
+    def do_run_ops(self, *, inputs: str, outputs: str) -> dict[str, Any]:
+        """See exercise.run_calls."""
+        from e2e.numerics.exercise import run_calls
+
+        remarks = run_calls(
+            self.op, self.kernel, inputs=Path(inputs), outputs=Path(outputs),
+            constraints=self.manifest.constraints, device=self.device,
+        )
+        return {"remarks": remarks}
+
+    def do_engage(self) -> dict[str, Any]:
+        """See exercise.engage."""
+        from e2e.numerics.exercise import engage
+
+        return engage(self.session, self.op, self.patched, self.kernel, seed=self.seed)
+
+    def do_logits(self, *, tokens: int, path: str) -> None:
+        """See exercise.model_logits."""
+        from e2e.numerics.examine import Examiner
+        from e2e.numerics.exercise import model_logits
+
+        ids = Examiner.token_rows(self.session, tokens, self.seed)
+        model_logits(self.session, self.op, self.patched, self.kernel, ids=ids, path=Path(path))
+
+    def do_gradients(self, *, path: str, candidate: bool) -> dict[str, Any]:
+        """See exercise.gradients."""
+        from e2e.numerics.exercise import gradients
+
+        kernel = self.kernel if candidate else None
+        native = candidate and self.manifest.binding == "python" and self.manifest.backward is None
+        return gradients(
+            self.session, self.op, self.patched if candidate else [], kernel, native=native, seed=self.seed,
+            backward=self.manifest.backward if candidate else None, path=Path(path),
+        )
+
+    def do_isolated(self, *, inputs: str, seconds: float, alternative: str | None) -> dict[str, Any]:
+        """The op alone: the model's own module, the best alternative, the candidate."""
+        from e2e.numerics.exercise import isolated
+
+        site = self.patched[0]
+        functions: dict[str, Any] = {"eager": _own(self.op, site), "candidate": self.kernel}
+        if alternative is not None:
+            functions["alternative"] = self.op.alternatives[alternative]
+        bare = getattr(self.kernel, "bare", None)
+        if bare is not None:
+            functions["bare"] = bare
+        return {"seconds": isolated(self.op, functions, inputs=Path(inputs), device=self.device, seconds=seconds)}
+
+    # arms
+
+    def do_arena(self) -> None:
+        """Make the place where arms live; after `bind` when there is a candidate."""
+        from e2e.arms import Arena, Candidate
+
+        candidate = None
+        usable = [site for site in self.sites if site.incompatible is None]
+        if not self._clean:
+            candidate = Candidate(self.kernel, self.sha256, frozenset(site.fqn for site in self.patched))
+        self.arena = Arena(self.session, self.op, usable, candidate)
+
+    def do_prepare(self, *, arm: str) -> dict[str, Any]:
+        """See Arena.prepare."""
+        return self.arena.prepare(arm, seed=self.seed)
+
+    def do_drop(self, *, arm: str) -> None:
+        """See Arena.drop."""
+        self.arena.drop(arm)
+
+    def do_settle(self) -> None:
+        """Before timing: stop compile workers, which would count as the candidate's children, and collect."""
+        import gc
+
+        from torch._inductor.async_compile import shutdown_compile_workers
+
+        shutdown_compile_workers()
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+
+    def do_step_output(self, *, arm: str, path: str) -> None:
+        """The first output of one step of one arm, saved for the clean side."""
+        from safetensors.torch import save_file
+
+        save_file({"logits": self.arena.outputs(arm, self.seed)[0].contiguous()}, Path(path))
+
+    def do_stage(self, *, arm: str, seeds: list[int], settle: int) -> None:
+        """Put the next segment's inputs on the device."""
+        self._staged = (arm, self.arena.batches(arm, seeds), settle)
+
+    def do_go(self) -> dict[str, Any]:
+        """Run what is staged; the parent stamps the two marks."""
+        from torch._dynamo.utils import counters
+
+        assert self._staged is not None
+        arm, batches, settle = self._staged
+        self._staged = None
+        before = counters["stats"]["unique_graphs"]
+        digests = self.arena.timed(arm, batches=batches, settle=settle, mark=lambda: self._channel.send({"mark": 1}))
+        return {"digests": digests, "recompiled": counters["stats"]["unique_graphs"] != before}
+
+    def do_digests(self, *, arm: str, seeds: list[int]) -> dict[str, Any]:
+        """Replay steps for the audit."""
+        return {"digests": self.arena.run(arm, seeds=seeds)}
+
+    def do_trace(self, *, arm: str, path: str, steps: int) -> dict[str, Any]:
+        """One untimed, profiled pass."""
+        from e2e.profile.recorder import record
+
+        return record(self.arena, arm, seed=self.seed, steps=steps, path=Path(path), device=self.device)
+
+    def do_memory(self, *, arm: str, steps: int) -> dict[str, Any]:
+        """Peak memory of one arm, alone in this process."""
+        from e2e.measure.memory import peak
+
+        return peak(self.arena, arm, seed=self.seed, steps=steps, device=self.device)
+
+
+def _own(op: Any, site: Any) -> Any:
+    def call(x: Any, *rest: Any) -> Any:
+        return site.module(x)
+
+    return call
+
+
+def _versions() -> dict[str, Any]:
+    import torch
+    import transformers
+
+    return {"torch": torch.__version__, "transformers": transformers.__version__, "cuda": torch.version.cuda}
