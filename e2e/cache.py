@@ -17,12 +17,10 @@ def cache_folder() -> Path:
     Source:
         XDG Base Directory Specification 0.8: a relative `XDG_CACHE_HOME` is ignored.
     """
-    if stated := os.environ.get("E2E_CACHE_DIR"):
-        return Path(stated).expanduser().absolute()
     xdg = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(xdg):
-        return Path(xdg) / "e2e"
     try:
-        return Path.home() / ".cache" / "e2e"
+        if stated := os.environ.get("E2E_CACHE_DIR"):
+            return Path(stated).expanduser().absolute()
+        return (Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache") / "e2e"
     except RuntimeError as error:
         raise EnvironmentFault("no home folder for the cache; set E2E_CACHE_DIR to a folder") from error

@@ -1,7 +1,8 @@
 """Evidence + Policy -> Verdict: pure, and the only place where an outcome is decided.
 
-`judge` measures the intervals once, asks every rule of `RULES` for its reasons, orders them by kind, and reads outcome and label
-off the first one that is not advice. What was not observed (None) never counts against a kernel, and never for it either.
+`judge` computes the intervals once, asks every rule of `RULES` for its reasons, orders them by kind, and
+reads outcome and label off the first one that is not advice. What was not observed (None) counts neither
+against a kernel nor for it.
 """
 
 from __future__ import annotations
@@ -9,17 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
-from e2e import stats
+from e2e import stats, wording
+from e2e.arm_names import AS_SHIPPED
 from e2e.schema.evidence import ArmRecord, Evidence, OpCheck, Segment, SiteRecord, Where
 from e2e.schema.policy import Opponent, Policy
 from e2e.schema.verdict import Against, Estimate, Latency, MemoryVerdict, NumericsVerdict, Reason, Verdict
 from e2e.schema.words import EXIT_CODES, Label, Outcome, ReasonCode, ReasonKind, Role, Stage, kind_of
 
-AS_SHIPPED = "baseline:eager"
-"""Arm of the opponent `as_shipped`."""
 PILOT_LOSS = 0.05
-"""Pilot loss beyond which `screen` is not promising; well outside a pilot's noise (METHOD.md: block sd 0.3 to 2 %)."""
+"""Pilot loss beyond which `screen` is not promising: outside a pilot's noise (METHOD.md: sd 0.3 to 2 %)."""
 BUSY_RATIO = 0.7
 """Device-busy share below which the device is said to wait for the host."""
 CPU_PRESSURE, STEAL = 0.10, 0.02
@@ -30,14 +31,14 @@ def judge(evidence: Evidence, policy: Policy) -> Verdict:
     """What the evidence means under the policy.
 
     Raises:
-        ValueError: a segment without steps or without time, which no clock of ours writes.
+        ValueError: a segment without steps or without time, or a fault that states a conclusion: no run of
+            ours writes either.
     """
     case = _weigh(evidence, policy)
     reasons = _ordered([reason for rule in RULES for reason in rule(case)])
-    headline = next((reason.code for reason in reasons if kind_of(reason.code) is not ReasonKind.ADVICE), None)
-    if headline is None and _is_unfinished(evidence):
-        headline = ReasonCode.RUN_INCOMPLETE
-        reasons = _ordered([_incomplete(evidence), *reasons])
+    if _headline(reasons) is None and _is_unfinished(evidence):
+        reasons = [_incomplete(evidence), *reasons]
+    headline = _headline(reasons)
     outcome = _outcome_of(headline)
     return Verdict(
         outcome=outcome,
@@ -52,7 +53,8 @@ def judge(evidence: Evidence, policy: Policy) -> Verdict:
 def decided(evidence: Evidence, policy: Policy) -> bool:
     """Whether the run may stop at this look: the interval rule answers for the deciding opponent.
 
-    Only planned looks count: stopping whenever the interval happens to look good gives 9.4 % false confirms instead of 2.5 %.
+    Only planned looks count: to stop whenever the interval happens to look good gives 9.4 % false confirms
+    instead of 2.5 %.
 
     Source:
         METHOD.md B5.12 and B8.
@@ -64,11 +66,11 @@ def decided(evidence: Evidence, policy: Policy) -> bool:
 
 
 def exit_code(outcome: Outcome | None) -> int:
-    """Exit code of an outcome; 0 for None, when the stage asked for was passed. A run's own error is not judged here."""
+    """Exit code of an outcome; 0 for None: the stage asked for was passed. Errors of a run have their own."""
     return 0 if outcome is None else EXIT_CODES[outcome]
 
 
-# What the segments say -------------------------------------------------------------------------------------------------
+# What the segments say ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -123,25 +125,24 @@ class _Case:
     def is_timed(self) -> bool:
         """Whether the candidate was timed at all, in a pilot or later."""
         finished = self.evidence.stage_finished
-        return finished is not None and finished.rank >= Stage.SCREEN.rank or self.is_at_verdict
+        is_screened = finished is not None and finished.rank >= Stage.SCREEN.rank
+        return is_screened or self.is_at_verdict
 
 
 def _weigh(evidence: Evidence, policy: Policy) -> _Case:
     """Every interval the rules need, from segments of the phases that may speak for it."""
     sham = _speedup(evidence, policy, arm=_sham_arm(evidence), other=evidence.baseline)
     rows = [_against(evidence, policy, opponent=opponent, sham=sham) for opponent in policy.opponents]
-    contrasts: dict[int, list[float]] = {}
     deciding = opponent_arm(evidence, policy.decides)
-    if evidence.candidate and deciding:
-        contrasts = stats.block_contrasts(_of_verdict(evidence), arm=evidence.candidate, other=deciding)
+    blocks = _blocks(evidence, policy, arm=evidence.candidate, other=deciding)
     return _Case(
         evidence=evidence,
         policy=policy,
         against=[row for row in rows if row is not None],
         sham=sham,
         ceiling=_ceiling(evidence, deciding),
-        blocks=sum(map(len, contrasts.values())),
-        workers=len(stats.worker_estimates(contrasts, blocks=policy.blocks)),
+        blocks=sum(map(len, blocks)),
+        workers=len(blocks),
     )
 
 
@@ -157,28 +158,40 @@ def _of_verdict(evidence: Evidence) -> list[Segment]:
     return [segment for segment in evidence.segments if segment.phase == "verdict"]
 
 
-def _speedup(evidence: Evidence, policy: Policy, *, arm: str | None, other: str | None) -> Estimate | None:
+def _blocks(
+    evidence: Evidence, policy: Policy, *, arm: str | None, other: str | None
+) -> list[Sequence[float]]:
+    """Block contrasts of every worker with enough of them; a half-done worker does not count."""
     if arm is None or other is None:
-        return None
-    contrasts = stats.block_contrasts(_of_verdict(evidence), arm=arm, other=other)
-    estimates = stats.worker_estimates(contrasts, blocks=policy.blocks)
+        return []
+    workers = stats.block_contrasts(_of_verdict(evidence), arm=arm, other=other)
+    return [contrasts for contrasts in workers.values() if len(contrasts) >= policy.blocks]
+
+
+def _speedup(evidence: Evidence, policy: Policy, *, arm: str | None, other: str | None) -> Estimate | None:
+    estimates = [stats.worker_estimate(b) for b in _blocks(evidence, policy, arm=arm, other=other)]
     if len(estimates) < 2:
         return None
     interval = stats.t_interval(estimates, policy.level)
     return stats.as_estimate(interval, level=policy.level, look=len(estimates))
 
 
-def _against(evidence: Evidence, policy: Policy, *, opponent: Opponent, sham: Estimate | None) -> Against | None:
+def _against(
+    evidence: Evidence, policy: Policy, *, opponent: Opponent, sham: Estimate | None
+) -> Against | None:
     arm = opponent_arm(evidence, opponent)
     speedup = _speedup(evidence, policy, arm=evidence.candidate, other=arm)
     if speedup is None or arm is None or evidence.candidate is None:
         return None
     segments = _of_verdict(evidence)
+    arm_step_s, step_s = (stats.step_seconds(segments, name) for name in (arm, evidence.candidate))
+    if arm_step_s is None or step_s is None:
+        return None
     return Against(
         opponent=opponent,
         arm=arm,
-        arm_step_s=stats.step_seconds(segments, arm) or 0.0,
-        candidate_step_s=stats.step_seconds(segments, evidence.candidate) or 0.0,
+        arm_step_s=arm_step_s,
+        candidate_step_s=step_s,
         speedup=speedup,
         outcome=_interval_rule(speedup, sham, policy),
     )
@@ -187,50 +200,67 @@ def _against(evidence: Evidence, policy: Policy, *, opponent: Opponent, sham: Es
 def _interval_rule(speedup: Estimate, sham: Estimate | None, policy: Policy) -> Outcome:
     """METHOD.md B5.12: confirm above margin and identical code, refute below the margin, else go on."""
     bar = 1 + policy.margin
-    if not _is_look(speedup, policy):
+    if not _is_look(speedup, policy) or _is_drowned(speedup, sham, policy):
         return Outcome.INCONCLUSIVE
-    if speedup.lower_bound > bar and _clears(speedup, sham, policy):
+    if speedup.lower_bound > bar:
         return Outcome.CONFIRMED
     return Outcome.REFUTED if speedup.upper_bound < bar else Outcome.INCONCLUSIVE
 
 
-def _is_look(estimate: Estimate | None, policy: Policy) -> bool:
-    return estimate is not None and (estimate.look or 0) >= policy.looks[0]
+def _is_look(estimate: Estimate, policy: Policy) -> bool:
+    return (estimate.look or 0) >= policy.looks[0]
 
 
-def _clears(speedup: Estimate, sham: Estimate | None, policy: Policy) -> bool:
-    """Whether the gain is more than the swap alone shows; without the control nobody knows."""
-    return sham is not None and _is_look(sham, policy) and speedup.lower_bound > sham.upper_bound
+def _is_drowned(speedup: Estimate, sham: Estimate | None, policy: Policy) -> bool:
+    """Whether identical code differs so much (or was never timed) that this reading means nothing.
+
+    A gain must clear the identical-code control. Where that control differs from 1 significantly and by more
+    than half the margin, any reading must lie apart from it, and a loss must not be what hides a gain.
+
+    Source:
+        METHOD.md B5.12 (L > U_S) and B7 (AA_BIAS).
+    """
+    bar = 1 + policy.margin
+    if sham is None or not _is_look(sham, policy):
+        return speedup.lower_bound > bar
+    is_above = speedup.lower_bound > sham.upper_bound
+    if speedup.lower_bound > bar:
+        return not is_above
+    excludes_one = sham.lower_bound > 1 or sham.upper_bound < 1
+    is_biased = excludes_one and abs(sham.point_estimate - 1) > policy.margin / 2
+    is_below = speedup.upper_bound < sham.lower_bound
+    hides_a_gain = speedup.upper_bound < bar <= speedup.upper_bound / sham.lower_bound
+    return is_biased and not is_below and (hides_a_gain or not is_above)
 
 
 def _ceiling(evidence: Evidence, opponent: str | None) -> Estimate | None:
     """Opponent's time over the fastest headroom arm of any mode.
 
-    None when a mode in which the opponent or the candidate runs has no headroom arm: a ceiling of slower modes is none.
+    None when the opponent's or the candidate's mode has no headroom arm: a slower mode's ceiling is none.
     """
     if opponent is None or opponent in evidence.recompiles:
         return None
     arms = [arm for arm in evidence.arms if arm.role is Role.HEADROOM and arm.status == "ok"]
     arms = [arm for arm in arms if arm.name not in evidence.recompiles]
-    timed = {arm.name: stats.block_contrasts(evidence.segments, arm=arm.name, other=opponent) for arm in arms}
-    pooled = {name: [value for values in workers.values() for value in values] for name, workers in timed.items()}
-    covered = {arm.mode for arm in arms if pooled[arm.name] or arm.step_s is not None}
+    contrasts = {arm: stats.block_contrasts(evidence.segments, arm=arm.name, other=opponent) for arm in arms}
+    timed = [arm for arm in arms if contrasts[arm]]
+    covered = {arm.mode for arm in arms if contrasts[arm] or arm.step_s is not None}
     runs = [_arm(evidence, name) for name in (opponent, evidence.candidate)]
-    timed_names = [name for name, values in pooled.items() if values]
-    if not timed_names or not {run.mode for run in runs if run is not None} <= covered:
+    if not timed or not {run.mode for run in runs if run is not None} <= covered:
         return None
-    return stats.ceiling_estimate(timed[max(timed_names, key=lambda name: stats.median(pooled[name]))])
+    fastest = max(timed, key=lambda arm: stats.median(chain.from_iterable(contrasts[arm].values())))
+    return stats.ceiling_estimate(contrasts[fastest])
 
 
 def _arm(evidence: Evidence, name: str | None) -> ArmRecord | None:
     return next((arm for arm in evidence.arms if arm.name == name), None)
 
 
-def _sham_arm(evidence: Evidence) -> str:
-    return next((arm.name for arm in evidence.arms if arm.role is Role.SHAM and arm.status == "ok"), "sham")
+def _sham_arm(evidence: Evidence) -> str | None:
+    return next((arm.name for arm in evidence.arms if arm.role is Role.SHAM and arm.status == "ok"), None)
 
 
-# Incorrect -------------------------------------------------------------------------------------------------------------
+# Incorrect ------------------------------------------------------------------------------------------------
 
 
 def _op_is_wrong(case: _Case) -> Iterator[Reason]:
@@ -239,14 +269,22 @@ def _op_is_wrong(case: _Case) -> Iterator[Reason]:
     for code in dict.fromkeys(code for code, _ in bad):
         same = [check for other, check in bad if other is code]
         worst = max(same, key=_excess)
-        what = f"{len(same)} of {len(checks)} op checks; worst: {_errors(worst.error_candidate, worst.allowed)}"
-        message = f"{what}, at {worst.site}, {worst.label}" + (f": {worst.message}" if worst.message else "")
-        yield Reason(code=code, message=message, where=Where(site=worst.site, shape=worst.shape, dtype=worst.dtype))
+        errors = _errors(worst.error_candidate, worst.allowed)
+        message = f"{len(same)} of {len(checks)} op checks; worst: {errors}, at {worst.site}, {worst.label}"
+        message += f": {worst.message}" if worst.message else ""
+        where = Where(site=worst.site, shape=worst.shape, dtype=worst.dtype)
+        yield Reason(code=code, message=message, where=where)
 
 
 def _code_of(check: OpCheck) -> ReasonCode:
-    fallback = ReasonCode.CANDIDATE_RAISED if check.status == "raised" else ReasonCode.OP_ERROR_EXCEEDED
-    return check.code or fallback
+    raised = check.status == "raised"
+    return _accusation(check.code, ReasonCode.CANDIDATE_RAISED if raised else ReasonCode.OP_ERROR_EXCEEDED)
+
+
+def _accusation(code: ReasonCode | None, fallback: ReasonCode) -> ReasonCode:
+    """The check's own code, if it says what a failed check can say."""
+    accuses = code is not None and kind_of(code) in (ReasonKind.INCORRECT, ReasonKind.FAILED)
+    return code if code is not None and accuses else fallback
 
 
 def _excess(check: OpCheck) -> float:
@@ -259,7 +297,7 @@ def _model_is_wrong(case: _Case) -> Iterator[Reason]:
     if check is not None and check.status == "wrong":
         errors = _errors(check.error_candidate, check.allowed)
         message = f"logits over {check.tokens} tokens against {check.reference}: {errors}"
-        yield Reason(code=check.code or ReasonCode.MODEL_ERROR_EXCEEDED, message=message)
+        yield Reason(code=_accusation(check.code, ReasonCode.MODEL_ERROR_EXCEEDED), message=message)
 
 
 def _training_is_wrong(case: _Case) -> Iterator[Reason]:
@@ -269,20 +307,20 @@ def _training_is_wrong(case: _Case) -> Iterator[Reason]:
     lost = check.missing or check.with_gradient_candidate < check.with_gradient_baseline
     if lost:
         names = f": {_some(check.missing)}" if check.missing else ""
-        counts = f"{check.with_gradient_candidate} of {check.with_gradient_baseline} parameters keep their gradient"
+        counts = f"{check.with_gradient_candidate} of {check.with_gradient_baseline}"
+        message = f"{counts} parameters keep their gradient{names}"
         where = Where(parameter=check.missing[0] if check.missing else None)
-        yield Reason(code=ReasonCode.GRADIENTS_MISSING, message=counts + names, where=where)
+        yield Reason(code=ReasonCode.GRADIENTS_MISSING, message=message, where=where)
     if check.status == "wrong" and not (lost and check.code in (None, ReasonCode.GRADIENTS_MISSING)):
-        errors = f"error {_number(check.worst_error_candidate)}, baseline's own {_number(check.worst_error_baseline)}"
-        yield Reason(
-            code=check.code or ReasonCode.GRADIENT_ERROR_EXCEEDED,
-            message=f"worst gradient: {errors}, at {check.worst_parameter or 'an unnamed parameter'}",
-            where=Where(parameter=check.worst_parameter),
-        )
+        own = wording.small(check.worst_error_baseline)
+        message = f"worst gradient: error {wording.small(check.worst_error_candidate)}, baseline's own {own}"
+        message += f", at {check.worst_parameter}" if check.worst_parameter else ""
+        code = _accusation(check.code, ReasonCode.GRADIENT_ERROR_EXCEEDED)
+        yield Reason(code=code, message=message, where=Where(parameter=check.worst_parameter))
 
 
 def _replay_differs(case: _Case) -> Iterator[Reason]:
-    """A mismatch accuses only where the baseline was seen to replay; otherwise it just leaves outputs unverified."""
+    """A mismatch accuses only where the baseline was seen to replay; else the outputs are just unverified."""
     audit = case.evidence.audit
     if audit is None:
         return
@@ -296,7 +334,8 @@ def _replay_differs(case: _Case) -> Iterator[Reason]:
             code = ReasonCode.CONTAMINATED_BASELINE
         found.setdefault(code, []).append(line)
     for code, lines in found.items():
-        yield Reason(code=code, message=f"audited steps that another process did not reproduce: {_some(lines)}")
+        message = f"audited steps that another process did not reproduce: {_some(lines)}"
+        yield Reason(code=code, message=message)
 
 
 def _role(evidence: Evidence, name: str) -> Role | None:
@@ -306,16 +345,19 @@ def _role(evidence: Evidence, name: str) -> Role | None:
     return Role(prefix) if prefix in list(Role) else None
 
 
-# Failed, not applicable, no headroom -----------------------------------------------------------------------------------
+# Failed, not applicable, no headroom ----------------------------------------------------------------------
 
 
 def _faults(case: _Case) -> Iterator[Reason]:
     """Every kind of fault; ordering by kind puts each where it belongs."""
     faults = case.evidence.faults
     for code in dict.fromkeys(fault.code for fault in faults):
+        if kind_of(code) in (ReasonKind.NO_HEADROOM, ReasonKind.INTERVAL):
+            raise ValueError(f"{code} is a conclusion, and evidence holds none")
         same = [fault for fault in faults if fault.code is code]
         more = f" (and {len(same) - 1} more)" if len(same) > 1 else ""
-        yield Reason(code=code, message=f"{same[0].message}{more}, in stage {same[0].stage}", where=same[0].where)
+        message = f"{same[0].message}{more}, in stage {same[0].stage}"
+        yield Reason(code=code, message=message, where=same[0].where)
 
 
 def _sites(case: _Case) -> Iterator[Reason]:
@@ -330,16 +372,17 @@ def _sites(case: _Case) -> Iterator[Reason]:
     elif called < patched:
         silent = [site.fqn for site in engagement.sites if site.status == "patched" and site.calls == 0]
         code = ReasonCode.PARTLY_APPLIED if called else ReasonCode.NEVER_CALLED
-        names = f"; not at {_some(silent)}" if silent else ""
-        where = Where(site=silent[0] if silent else None)
-        yield Reason(code=code, message=f"the kernel ran at {called} of {patched} patched sites{names}", where=where)
+        message = f"the kernel ran at {called} of {patched} patched sites"
+        message += f"; not at {_some(silent)}" if silent else ""
+        yield Reason(code=code, message=message, where=Where(site=silent[0] if silent else None))
 
 
 def _why_unpatched(sites: Sequence[SiteRecord]) -> str:
-    why = list(dict.fromkeys(site.reason for site in sites if site.reason))
+    reasons = list(dict.fromkeys(site.reason for site in sites if site.reason))
+    why = _some(reasons) if reasons else "no reason was recorded"
     if sites and all(site.status == "declined" for site in sites):
-        return f"the kernel's declared constraints exclude all {len(sites)} sites" + (f": {_some(why)}" if why else "")
-    return f"none of {len(sites)} sites could take the kernel: {_some(why) if why else 'no reason was recorded'}"
+        return f"the kernel's declared constraints exclude all {len(sites)} sites: {why}"
+    return f"none of {len(sites)} sites could take the kernel: {why}"
 
 
 def _no_headroom(case: _Case) -> Iterator[Reason]:
@@ -347,13 +390,15 @@ def _no_headroom(case: _Case) -> Iterator[Reason]:
     if ceiling is None or not case.has_no_headroom:
         return
     most = ceiling.upper_bound - 1
-    share = f"this op is at most {_percent(most)} of the step: no kernel for it can win more"
-    nothing = "the step is no faster without this op: no kernel for it can win anything"
-    behind = f"ceiling {_ratio(ceiling)} from {ceiling.look} workers; the margin is {_percent(case.policy.margin)}"
-    yield Reason(code=ReasonCode.NO_HEADROOM, message=f"{share if most > 0 else nothing} ({behind})")
+    message = "the step is no faster without this op: no kernel for it can win anything"
+    if most > 0:
+        message = f"this op is at most {wording.percent(most)} of the step: no kernel for it can win more"
+    behind = f"ceiling {wording.estimate(ceiling)} from {ceiling.look} workers"
+    message += f" ({behind}, margin {wording.percent(case.policy.margin)})"
+    yield Reason(code=ReasonCode.NO_HEADROOM, message=message)
 
 
-# Blocking --------------------------------------------------------------------------------------------------------------
+# Blocking -------------------------------------------------------------------------------------------------
 
 
 def _outputs_are_unverified(case: _Case) -> Iterator[Reason]:
@@ -372,10 +417,22 @@ def _outputs_are_unverified(case: _Case) -> Iterator[Reason]:
 
 
 def _check_has_no_power(case: _Case) -> Iterator[Reason]:
-    survivors = [mutant.name for mutant in case.evidence.mutants if not mutant.caught]
+    evidence = case.evidence
+    survivors = [mutant.name for mutant in evidence.mutants if not mutant.caught]
+    finished = evidence.stage_finished
     if survivors:
-        message = f"{len(survivors)} of {len(case.evidence.mutants)} wrong kernels passed the check: {_some(survivors)}"
+        number = f"{len(survivors)} of {len(evidence.mutants)}"
+        message = f"{number} wrong kernels passed the check: {_some(survivors)}"
         yield Reason(code=ReasonCode.CHECK_NO_POWER, message=message)
+    elif finished is not None and finished.rank >= Stage.CHECK.rank and not _captured(evidence, "passed"):
+        message = "the kernel passed on no input captured from the model"
+        yield Reason(code=ReasonCode.CHECK_NO_POWER, message=message)
+
+
+def _captured(evidence: Evidence, *statuses: str) -> list[OpCheck]:
+    """Checks on the model's own inputs."""
+    checks = [check for check in evidence.op_checks if check.label == "captured"]
+    return [check for check in checks if not statuses or check.status in statuses]
 
 
 def _is_off_path(case: _Case) -> Iterator[Reason]:
@@ -408,36 +465,18 @@ def _identical_code_differs(case: _Case) -> Iterator[Reason]:
     row, sham = case.deciding, case.sham
     if row is None or not case.is_at_verdict or not _is_look(row.speedup, case.policy):
         return
-    wins = row.speedup.lower_bound > case.bar
-    if sham is None or not _is_look(sham, case.policy):
-        if wins:
-            message = "identical code was not timed in enough workers, so the swap's own effect is unknown"
-            yield Reason(code=ReasonCode.IDENTICAL_CODE_DIFFERS, message=message)
-    elif wins and row.outcome is not Outcome.CONFIRMED:
-        message = f"identical code reads {_ratio(sham)}; the candidate's {_ratio(row.speedup)} does not clear it"
+    if _is_drowned(row.speedup, sham, case.policy):
+        message = "identical code was not timed in enough workers, so the swap's own effect is unknown"
+        if sham is not None and _is_look(sham, case.policy):
+            reading = wording.estimate(row.speedup)
+            message = f"identical code reads {wording.estimate(sham)}; {reading} does not stand out from it"
         yield Reason(code=ReasonCode.IDENTICAL_CODE_DIFFERS, message=message)
-    elif _is_biased(sham, case.policy) and not _outweighs(row.speedup, sham, case.bar):
-        message = f"identical code reads {_ratio(sham)}; the candidate reads {_ratio(row.speedup)}"
-        yield Reason(code=ReasonCode.IDENTICAL_CODE_DIFFERS, message=message)
-
-
-def _is_biased(sham: Estimate, policy: Policy) -> bool:
-    """METHOD.md B7, AA_BIAS: significant, and more than half the margin."""
-    excludes_one = sham.lower_bound > 1 or sham.upper_bound < 1
-    return excludes_one and abs(sham.point_estimate - 1) > policy.margin / 2
-
-
-def _outweighs(speedup: Estimate, sham: Estimate, bar: float) -> bool:
-    """Whether the candidate's interval is apart from identical code's, and no gain can hide behind what the swap costs."""
-    is_below = speedup.upper_bound < sham.lower_bound
-    is_above = speedup.lower_bound > sham.upper_bound
-    hides_a_gain = speedup.upper_bound < bar <= speedup.upper_bound / sham.lower_bound
-    return is_below or (is_above and not hides_a_gain)
 
 
 def _exceeds_ceiling(case: _Case) -> Iterator[Reason]:
     if case.exceeds_ceiling and case.deciding and case.ceiling:
-        message = f"{_ratio(case.deciding.speedup)}, where removing the op altogether gives {_ratio(case.ceiling)}"
+        gain, most = wording.estimate(case.deciding.speedup), wording.estimate(case.ceiling)
+        message = f"{gain}, where removing the op altogether gives {most}"
         yield Reason(code=ReasonCode.CEILING_EXCEEDED, message=message)
 
 
@@ -482,7 +521,7 @@ def _incomplete(evidence: Evidence) -> Reason:
     return Reason(code=ReasonCode.RUN_INCOMPLETE, message=message)
 
 
-# Interval rule ---------------------------------------------------------------------------------------------------------
+# Interval rule --------------------------------------------------------------------------------------------
 
 
 def _screened(case: _Case) -> Iterator[Reason]:
@@ -494,10 +533,12 @@ def _screened(case: _Case) -> Iterator[Reason]:
         message = f"the ceiling is not known from {case.policy.ceiling_workers} workers; {seen}"
         yield Reason(code=ReasonCode.INTERVAL_STRADDLES, message=message)
     elif ratio is not None and ratio < 1 - PILOT_LOSS:
-        message = f"{seen}: a loss of more than {_percent(PILOT_LOSS)}, though the op's ceiling is {_ratio(ceiling)}"
+        loss = f"a loss of more than {wording.percent(PILOT_LOSS)}"
+        message = f"{seen}: {loss}, though a kernel can win up to {wording.estimate(ceiling)}"
         yield Reason(code=ReasonCode.INTERVAL_STRADDLES, message=message)
     else:
-        yield Reason(code=ReasonCode.PROMISING, message=f"a kernel can win up to {_ratio(ceiling)}; {seen}")
+        message = f"a kernel can win up to {wording.estimate(ceiling)}; {seen}"
+        yield Reason(code=ReasonCode.PROMISING, message=message)
 
 
 def _pilot_ratio(evidence: Evidence) -> float | None:
@@ -512,16 +553,17 @@ def _decided_by_interval(case: _Case) -> Iterator[Reason]:
     if row is None or not case.is_at_verdict or not _is_look(row.speedup, case.policy):
         return
     low, high = row.speedup.lower_bound, row.speedup.upper_bound
-    reading = f"{_ratio(row.speedup)} against {_named(case.evidence, row.arm)}"
-    margin = _percent(case.policy.margin)
+    reading = f"{wording.estimate(row.speedup)} against {wording.arm(row.arm)}"
+    margin = wording.percent(case.policy.margin)
     if row.outcome is Outcome.CONFIRMED and case.sham is not None:
-        message = f"{reading}; margin {margin}, identical code {_ratio(case.sham)}"
+        message = f"{reading}; margin {margin}, identical code {wording.estimate(case.sham)}"
         yield Reason(code=ReasonCode.GAIN_CONFIRMED, message=message)
     elif row.outcome is Outcome.REFUTED:
         yield _refuted(case, row, reading)
     else:
-        loss = f"no loss above {_percent(1 - low)}" if low < 1 else "no loss"
-        message = f"{reading}; ruled out so far: no gain above {_percent(high - 1)}, {loss} (margin {margin})"
+        gain = f"no gain above {wording.percent(high - 1)}" if high > 1 else "no gain"
+        loss = f"no loss above {wording.percent(1 - low)}" if low < 1 else "no loss"
+        message = f"{reading}: {gain}, {loss}; the margin is {margin}"
         yield Reason(code=ReasonCode.INTERVAL_STRADDLES, message=message)
 
 
@@ -530,24 +572,25 @@ def _refuted(case: _Case, row: Against, reading: str) -> Reason:
     if row.speedup.upper_bound < 1 - case.policy.margin:
         return Reason(code=ReasonCode.REGRESSION, message=f"slower: {reading}")
     if row.opponent == "best_pytorch" and shipped is not None and shipped.outcome is Outcome.CONFIRMED:
-        also = f"against eager as shipped it is {_ratio(shipped.speedup)}"
-        message = f"matched by {_named(case.evidence, row.arm)}: {_ratio(row.speedup)} against it; {also}"
+        also = f"against eager as shipped it is {wording.estimate(shipped.speedup)}"
+        message = f"matched by {wording.arm(row.arm)}: {wording.estimate(row.speedup)} against it; {also}"
         return Reason(code=ReasonCode.MATCHED_BY_PYTORCH, message=message)
-    message = f"{reading}: below the margin of {_percent(case.policy.margin)}"
+    message = f"{reading}: below the margin of {wording.percent(case.policy.margin)}"
     return Reason(code=ReasonCode.BELOW_MARGIN, message=message)
 
 
-# Advice ----------------------------------------------------------------------------------------------------------------
+# Advice ---------------------------------------------------------------------------------------------------
 
 
 def _advice(case: _Case) -> Iterator[Reason]:
     evidence, row, device = case.evidence, case.deciding, case.evidence.device
     half = _half_width(row)
     if half is not None and half > 2 * case.policy.margin:
-        message = f"half width {_percent(half)}, margin {_percent(case.policy.margin)}"
+        message = f"half width {wording.percent(half)}, margin {wording.percent(case.policy.margin)}"
         yield Reason(code=ReasonCode.NOISY, message=message)
     if device and device.kind == "cuda" and device.busy_ratio is not None and device.busy_ratio < BUSY_RATIO:
-        message = f"the device is idle for {_percent(1 - device.busy_ratio)} of the best baseline's step"
+        idle = wording.percent(1 - device.busy_ratio)
+        message = f"the device is idle for {idle} of the best baseline's step"
         yield Reason(code=ReasonCode.HOST_BOUND, message=message)
     others = _contention(evidence)
     if others:
@@ -555,7 +598,8 @@ def _advice(case: _Case) -> Iterator[Reason]:
     if evidence.unseen:
         yield Reason(code=ReasonCode.CANNOT_SEE, message="; ".join(evidence.unseen))
     if evidence.random_weights:
-        yield Reason(code=ReasonCode.RANDOM_WEIGHTS, message="random weights: times hold, outputs mean little")
+        message = "random weights: times hold, outputs mean little"
+        yield Reason(code=ReasonCode.RANDOM_WEIGHTS, message=message)
 
 
 def _contention(evidence: Evidence) -> list[str]:
@@ -563,15 +607,15 @@ def _contention(evidence: Evidence) -> list[str]:
     seen = evidence.telemetry
     found = []
     if seen.cpu_pressure_ratio is not None and seen.cpu_pressure_ratio > CPU_PRESSURE:
-        found.append(f"processes waited for a CPU {_percent(seen.cpu_pressure_ratio)} of the time")
+        found.append(f"processes waited for a CPU {wording.percent(seen.cpu_pressure_ratio)} of the time")
     if seen.steal_ratio is not None and seen.steal_ratio > STEAL:
-        found.append(f"the hypervisor took {_percent(seen.steal_ratio)} of CPU time")
+        found.append(f"the hypervisor took {wording.percent(seen.steal_ratio)} of CPU time")
     if seen.foreign_processes is not None and seen.foreign_processes > 0:
         found.append(f"{seen.foreign_processes} other processes on the device")
     return found
 
 
-# From reasons to a verdict ---------------------------------------------------------------------------------------------
+# From reasons to a verdict --------------------------------------------------------------------------------
 
 RULES: tuple[Callable[[_Case], Iterator[Reason]], ...] = (
     _op_is_wrong,
@@ -587,9 +631,9 @@ RULES: tuple[Callable[[_Case], Iterator[Reason]], ...] = (
     _recompiled,
     _identical_code_differs,
     _exceeds_ceiling,
-    _has_too_few_workers,
     _baseline_is_unfair,
     _budget_is_exhausted,
+    _has_too_few_workers,
     _screened,
     _decided_by_interval,
     _advice,
@@ -627,7 +671,8 @@ _NO_CLAIM = {Outcome.INCORRECT, Outcome.FAILED, Outcome.NOT_APPLICABLE}
 def _ordered(reasons: Sequence[Reason]) -> list[Reason]:
     """By kind, in DESIGN.md's order, one reason per code.
 
-    Beside a kernel that is wrong or does not run there is no word on speed, nor on flags that only follow from it.
+    Beside a kernel that is wrong or does not run there is no word on speed, nor on flags that only follow
+    from it.
     """
     first: dict[ReasonCode, Reason] = {}
     for reason in reasons:
@@ -637,6 +682,10 @@ def _ordered(reasons: Sequence[Reason]) -> list[Reason]:
         silent = (ReasonKind.NO_HEADROOM, ReasonKind.BLOCKING, ReasonKind.INTERVAL)
         return [reason for reason in ranked if kind_of(reason.code) not in silent]
     return ranked
+
+
+def _headline(reasons: Sequence[Reason]) -> ReasonCode | None:
+    return next((reason.code for reason in reasons if kind_of(reason.code) is not ReasonKind.ADVICE), None)
 
 
 def _outcome_of(code: ReasonCode | None) -> Outcome | None:
@@ -688,8 +737,8 @@ def _peak(evidence: Evidence, arm: str | None, *, on_device: bool) -> int | None
 def _numerics(case: _Case) -> NumericsVerdict:
     evidence, model = case.evidence, case.evidence.model_check
     codes = [reason.code for rule in _NUMERICS_RULES for reason in rule(case)]
-    captured = [check for check in evidence.op_checks if check.label == "captured"]
-    ratios = [_error_ratio(check.error_candidate, check.error_baseline) for check in captured]
+    checks = _captured(evidence)
+    ratios = [_error_ratio(check.error_candidate, check.error_baseline) for check in checks]
     return NumericsVerdict(
         outcome=Outcome.INCORRECT if any(kind_of(code) is ReasonKind.INCORRECT for code in codes) else None,
         op_checks=len(evidence.op_checks),
@@ -704,29 +753,11 @@ def _error_ratio(candidate: float | None, baseline: float | None) -> float | Non
     return None if candidate is None or not baseline else candidate / baseline
 
 
-# Words -----------------------------------------------------------------------------------------------------------------
-
-
-def _named(evidence: Evidence, name: str) -> str:
-    """An alternative by its own name and mode, `F.rms_norm (eager)`; any other arm by the arm's name."""
-    arm = _arm(evidence, name)
-    return f"{arm.alternative} ({arm.mode})" if arm and arm.alternative else name
-
-
-def _ratio(estimate: Estimate) -> str:
-    return f"{estimate.point_estimate:.3f}x [{estimate.lower_bound:.3f}, {estimate.upper_bound:.3f}]"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+# Words ----------------------------------------------------------------------------------------------------
 
 
 def _errors(error: float | None, allowed: float | None) -> str:
-    return f"error {_number(error)}, allowed {_number(allowed)}"
-
-
-def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.1e}"
+    return f"error {wording.small(error)}, allowed {wording.small(allowed)}"
 
 
 def _some(items: Sequence[str], most: int = 3) -> str:

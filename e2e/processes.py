@@ -131,6 +131,8 @@ class Worker:
         self.pid = pid
         self.log = log
         self.alive = True
+        self.facts: dict[str, Any] = {}
+        """What it said when it opened the workload."""
 
     def call(self, do: str, *, timeout_s: float, **fields: Any) -> dict[str, Any]:
         """Ask for one thing and wait for the answer.

@@ -1,7 +1,7 @@
-"""Segments to intervals: block contrasts, worker medians, t-intervals over workers, and what more time would buy.
+"""Segments to intervals: block contrasts, worker medians, t-intervals, and what more time would buy.
 
-Everything is a log ratio until the last line, so that a ratio and its inverse are treated alike. Plain Python: `e2e gate` must
-answer at once, and the numbers are few.
+Everything is a log ratio until the last line, so that a ratio and its inverse are treated alike. Plain
+Python: `e2e gate` must answer at once, and the numbers are few.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from e2e.schema.verdict import Estimate
 from e2e.units import Ratio, Seconds
 
 CEILING_LEVEL = 0.99
-"""Level of a ceiling's interval: it may end a run early, so it errs on the side of going on. Source: METHOD.md B5.20."""
+"""Level of a ceiling's interval: it may end a run early, so it errs on the side of going on. Source:
+METHOD.md B5.20."""
 FEW_WORKERS = 5
 """Fewer workers than this give no useful t-interval over workers. Source: METHOD.md B5.6 and B8."""
 _MEDIAN_COST = math.sqrt(math.pi / 2)
@@ -58,7 +59,7 @@ def step_seconds(segments: Iterable[Segment], arm: str) -> Seconds | None:
 
 
 def block_contrasts(segments: Iterable[Segment], *, arm: str, other: str) -> dict[int, list[float]]:
-    """Per worker, one log ratio other / arm for every block that holds both arms mirrored; above 0 `arm` is faster.
+    """Per worker, one log ratio other / arm for every mirrored block of both; above 0 `arm` is faster.
 
     A half-finished block is left out: without its mirror image, clock drift would count as a difference.
 
@@ -110,15 +111,17 @@ def worker_estimate(contrasts: Sequence[float]) -> float:
 
 
 def worker_estimates(contrasts: Mapping[int, Sequence[float]], *, blocks: int = 1) -> list[float]:
-    """Estimates of the workers with at least `blocks` blocks, in worker order; half-done workers do not count."""
+    """Estimates of the workers with at least `blocks` blocks, in worker order; half-done workers do not
+    count.
+    """
     return [worker_estimate(values) for _, values in sorted(contrasts.items()) if len(values) >= blocks]
 
 
 def t_interval(estimates: Sequence[float], level: float) -> Interval:
     """Student's t-interval of the mean of independent estimates, on their own (log) scale.
 
-    The process is what varies independently; blocks of one process do not (METHOD.md B8: pooling them gives 11-28 % false
-    confirms).
+    The process is what varies independently; blocks of one process do not (METHOD.md B8: pooling them gives
+    11-28 % false confirms).
 
     Raises:
         ValueError: fewer than two estimates, or a level outside (0, 1).
@@ -150,12 +153,12 @@ def as_estimate(interval: Interval, *, level: float, look: int | None) -> Estima
 
 
 def ceiling_estimate(contrasts: Mapping[int, Sequence[float]]) -> Estimate | None:
-    """The most a kernel can win, from contrasts headroom arm against opponent; None without a worker of two blocks.
+    """The most a kernel can win, from contrasts of headroom against opponent; None without two blocks.
 
-    Fewer than five workers: the envelope of every worker's own 99 % t-interval over its blocks. A t-interval over two workers
-    has one degree of freedom (its quantile is 64) and says nothing; one worker's interval leaves the variation between
-    processes out (METHOD.md B8: 1.9-6.6 % wrong instead of 0.6 %). The envelope is wrong on one side only if every worker is.
-    Five or more: a t-interval over worker medians.
+    Fewer than five workers: the envelope of every worker's own 99 % t-interval over its blocks. A t-interval
+    over two workers has one degree of freedom (its quantile is 64) and says nothing; one worker's interval
+    leaves the variation between processes out (METHOD.md B8: 1.9-6.6 % wrong instead of 0.6 %). The envelope
+    is wrong on one side only if every worker is. Five or more: a t-interval over worker medians.
     """
     usable = {worker: values for worker, values in contrasts.items() if len(values) >= 2}
     estimates = worker_estimates(usable)
@@ -172,9 +175,10 @@ def ceiling_estimate(contrasts: Mapping[int, Sequence[float]]) -> Estimate | Non
 
 
 def block_sd(contrasts: Mapping[int, Sequence[float]]) -> float | None:
-    """Standard deviation of one block's contrast within a worker; None with fewer than three blocks to tell it from.
+    """Standard deviation of one block's contrast within a worker; None with fewer than three blocks.
 
-    From the median absolute deviation, because the worker's estimate is a median too: a rare spike costs neither.
+    From the median absolute deviation, because the worker's estimate is a median too: a rare spike costs
+    neither.
 
     Units:
         Log ratio; 0.005 is half a per cent.
@@ -189,7 +193,7 @@ def block_sd(contrasts: Mapping[int, Sequence[float]]) -> float | None:
 
 
 def blocks_for(block_sd: float, policy: Policy) -> int:
-    """Blocks per worker after which block noise alone leaves the first look's half width at most half the margin.
+    """Blocks per worker with which block noise alone keeps the first look's half width in half the margin.
 
     Raises:
         ValueError: a negative or infinite standard deviation.
@@ -219,11 +223,13 @@ def minimum_detectable(estimates: Sequence[float], *, level: float, power: float
     return math.expm1((t_quantile((1 + level) / 2, df) + t_quantile(power, df)) * error)
 
 
-def workers_for(target: float, *, half_width: float, workers: int, level: float, most: int = 200) -> int | None:
+def workers_for(
+    target: float, *, half_width: float, workers: int, level: float, most: int = 200
+) -> int | None:
     """Workers with which a half width of `half_width` from `workers` shrinks to `target`; None beyond `most`.
 
     Units:
-        Both half widths on one scale (log ratios, or ratios near 1). Half of `half_width` asks what would halve it.
+        Both half widths on one scale. `target = half_width / 2` asks what would halve it.
 
     Raises:
         ValueError: fewer than two workers.
@@ -246,7 +252,8 @@ def t_quantile(probability: float, df: int) -> float:
         ValueError: a probability outside [0.5, 1), or no degree of freedom.
 
     Source:
-        Abramowitz and Stegun 26.7.3 and 26.7.4 (finite sums, so no numerical library is needed), inverted by bisection.
+        Abramowitz and Stegun 26.7.3 and 26.7.4, inverted by bisection: finite sums, so that no numerical
+        library is loaded.
     """
     if not 0.5 <= probability < 1 or df < 1:
         raise ValueError("the probability lies in [0.5, 1), and there is at least one degree of freedom")

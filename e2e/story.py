@@ -7,7 +7,7 @@ from typing import Literal
 
 from e2e.schema.result import CellResult, Result
 from e2e.schema.verdict import Reason
-from e2e.schema.words import Outcome, Stage
+from e2e.schema.words import Outcome, ReasonCode, Stage
 from e2e.story_sections import Section, cells_section, detail_sections, first_sections, next_section
 from e2e.wording import LABELS, OPPONENTS, clean, outcome_word, percent, span
 
@@ -26,6 +26,8 @@ _TONES: dict[Outcome, Tone] = {
     Outcome.FAILED: "bad",
 }
 _REASONS_SHOWN = 8
+_SAID_ELSEWHERE = (ReasonCode.RANDOM_WEIGHTS, ReasonCode.CANNOT_SEE)
+"""One is a mark, the other a fact; both are on the first screen anyway."""
 _ENVIRONMENT = ("torch", "transformers", "cuda", "driver", "python", "platform")
 """Keys of `result.environment` on the report's last line; all of them are in result.json."""
 
@@ -39,6 +41,8 @@ class Story:
     """`REFUTED: matched by PyTorch`."""
     subject: str
     """`llama-infer, prefill 8 x 2048 bfloat16, NVIDIA H200`."""
+    asked: Literal["tested", "asked"]
+    """Whether the sentence was tested, or only asked because the run ended before."""
     sentence: str | None
     """What was tested, as a statement that is true or not."""
     marks: tuple[str, ...]
@@ -56,6 +60,7 @@ def tell(result: Result) -> Story:
         tone=_TONES.get(result.outcome, "open") if result.outcome else "open",
         outcome=_headline(result),
         subject=_subject(result, deciding),
+        asked="tested" if result.error is None else "asked",
         sentence=_sentence(result, deciding),
         marks=_marks(result),
         reasons=_reasons(result),
@@ -126,8 +131,9 @@ def _marks(result: Result) -> tuple[str, ...]:
 
 def _reasons(result: Result) -> tuple[str, ...]:
     lines = [clean(result.error.message)] if result.error else []
-    lines += [reason_line(reason) for reason in result.reasons[:_REASONS_SHOWN]]
-    left = len(result.reasons) - _REASONS_SHOWN
+    reasons = [reason for reason in result.reasons if reason.code not in _SAID_ELSEWHERE]
+    lines += [reason_line(reason) for reason in reasons[:_REASONS_SHOWN]]
+    left = len(reasons) - _REASONS_SHOWN
     return (*lines, f"and {left} more in result.json") if left > 0 else tuple(lines)
 
 

@@ -40,7 +40,7 @@ def _op_checks(checks: list[OpCheck], numerics: NumericsVerdict, policy: Policy 
     if numerics.worst_op_ratio is None:
         text += "error not measured"
     else:
-        limit = f" (allowed {ratio(policy.numerics.error_ratio)})" if policy else ""
+        limit = f" (allowed {policy.numerics.error_ratio:g}x)" if policy else ""
         text += f"error at most {ratio(numerics.worst_op_ratio)} the baseline's own{limit}"
     if numerics.mutants:
         text += f"; {numerics.mutants_caught} of {numerics.mutants} wrong kernels made on purpose caught"
@@ -114,11 +114,11 @@ def _memory(memory: MemoryVerdict) -> Facts:
         yield "memory", "not measured"
         return
     change = memory.candidate_bytes - memory.baseline_bytes
-    sign = "+" if change >= 0 else ""
+    difference = f"{'+' if change > 0 else ''}{size(change)}" if change else "the same"
     yield (
         "memory",
         f"{size(memory.candidate_bytes)} with the kernel, {size(memory.baseline_bytes)} without"
-        f" ({sign}{size(change)}); {memory.measure}",
+        f" ({difference}); {memory.measure}",
     )
 
 
@@ -127,7 +127,7 @@ def _resolution(evidence: Evidence, verdict: Verdict, policy: Policy | None) -> 
     if latency.half_width is not None:
         margin = f" for a margin of {percent(policy.margin)}" if policy else ""
         text = f"half-width {percent(latency.half_width, digits=2)}{margin}:"
-        text += f" {count(latency.processes, 'worker')} x {count(latency.blocks, 'block')}"
+        text += f" {count(latency.blocks, 'mirrored block')} in {count(latency.processes, 'worker')}"
         if latency.against:
             text += f", {percent(latency.against[0].speedup.confidence_level)} confidence"
         yield "resolved", text

@@ -8,7 +8,7 @@ from e2e.schema.evidence import ArmRecord, Evidence, KernelTime
 from e2e.schema.policy import Policy
 from e2e.schema.result import CellResult, Result
 from e2e.schema.verdict import Latency
-from e2e.schema.words import Role
+from e2e.schema.words import Role, Stage
 from e2e.story_facts import facts_of
 from e2e.wording import (
     ABSENT,
@@ -64,7 +64,10 @@ def first_sections(result: Result, cell: CellResult, prefix: str, *, is_deciding
     """The two parts of a cell that belong on the first screen."""
     facts = facts_of(result, cell, is_deciding=is_deciding)
     speed = _speed(cell.evidence, cell.verdict.latency, result.policy)
-    return [Section(f"{prefix}Speed", speed), Section(f"{prefix}Evidence", facts=facts)]
+    title = "Speed, provisional" if cell.evidence.stage_finished is Stage.SCREEN else "Speed"
+    starred = any("*" in row[-1] for row in speed.rows)
+    lines = ("* decides the outcome",) if starred else ()
+    return [Section(f"{prefix}{title}", speed, lines=lines), Section(f"{prefix}Evidence", facts=facts)]
 
 
 def detail_sections(cell: CellResult, prefix: str) -> list[Section]:
@@ -82,7 +85,7 @@ def _speed(evidence: Evidence, latency: Latency, policy: Policy | None) -> Table
     rows: list[tuple[str, ...]] = []
     alone = evidence.isolated
     if alone is not None:
-        opponents = [("model's own module", alone.eager_s)]
+        opponents = [("own module", alone.eager_s)]
         if alone.alternative is not None and alone.alternative_s is not None:
             opponents.append((clean(alone.alternative, 40), alone.alternative_s))
         for name, seconds in opponents:

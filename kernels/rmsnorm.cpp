@@ -36,8 +36,9 @@ namespace {
 
 using tvm::ffi::TensorView;
 
-// ---- Storage types. Integer arithmetic without branches, because that vectorises on every machine;
-// ---- both conversions to 16 bits round to nearest, ties to even, and keep NaN a NaN.
+// ---- Storage types. Integer arithmetic without branches, because that vectorises on every machine. Both
+// ---- conversions to 16 bits round to nearest, ties to even, and keep NaN a NaN. For float16 they cost more
+// ---- than the norm itself: PyTorch has an instruction for it that the compiler does not find in such loops.
 
 template <typename To, typename From>
 inline To bits_as(From from) {
@@ -151,8 +152,9 @@ void normalise(const void* x_data, int64_t row_stride, const void* weight_data, 
   // A row is never shared between threads: any number of threads gives the same bits.
 #ifdef _OPENMP
   int64_t threads = rows * hidden / kElementsWorthAThread;
-  if (threads > omp_get_max_threads()) threads = omp_get_max_threads();
+  if (threads > omp_get_max_threads()) threads = omp_get_max_threads();  // torch.set_num_threads sets it
   if (threads > rows) threads = rows;
+  if (threads < 1) threads = 1;
 #pragma omp parallel for schedule(static) num_threads(int(threads)) if (threads > 1)
 #endif
   for (int64_t row = 0; row < rows; ++row) {

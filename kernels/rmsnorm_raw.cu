@@ -117,7 +117,8 @@ extern "C" __global__ void rmsnorm_f16(const __half* __restrict__ x, const __hal
   rmsnorm(x, weight, eps, out, hidden);
 }
 
-extern "C" __global__ void rmsnorm_bf16(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict__ weight, float eps,
+extern "C" __global__ void rmsnorm_bf16(const __nv_bfloat16* __restrict__ x,
+                                        const __nv_bfloat16* __restrict__ weight, float eps,
                                         __nv_bfloat16* __restrict__ out, long long hidden) {
   rmsnorm(x, weight, eps, out, hidden);
 }

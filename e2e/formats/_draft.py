@@ -12,14 +12,14 @@ from pydantic import ValidationError
 
 from e2e import registry
 from e2e.errors import UsageError
+from e2e.formats._names import check_op
 from e2e.formats._source import Source, pick_entry, same_name, scan
-from e2e.reading import check_op
 from e2e.schema.kernel import Manifest
 from e2e.yaml_lines import explain, printable
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _NAMES = ("op", "entry", "binding")
-"""Fields that the source can fill in; when it cannot, `_missing` says what to do."""
+"""Fields that the source can fill in."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a source says about itself: its functions and its binding. Read as text, never compiled or imported."""
+"""What a source says about itself: its functions and its binding. Read as text, never run."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from e2e.errors import UsageError
 from e2e.formats._draft import Block, Draft
-from e2e.reading import nearest_file
+from e2e.formats._names import nearest_file
 from e2e.schema.kernel import Kernel
 from e2e.yaml_lines import parse, printable
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from e2e import registry
 from e2e.errors import UsageError
+from e2e.formats._names import SUFFIXES
 from e2e.schema.kernel import Kernel, Manifest
 
 _SPEC = re.compile(
     r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)", re.ASCII
 )
-_FILES = (".py", ".cu", ".cpp", ".cc")
 
 
 class CallableFormat:
@@ -29,7 +29,7 @@ class CallableFormat:
             UsageError: no `--op`, or no such module in this environment.
         """
         found = _SPEC.fullmatch(spec)
-        if found is None or f".{found['module'].rpartition('.')[2]}" in _FILES:
+        if found is None or f".{found['module'].rpartition('.')[2]}" in SUFFIXES:
             return None
         if op is None:
             known = ", ".join(registry.names("ops"))

@@ -15,20 +15,9 @@ from torch import Tensor
 from e2e.binding import NO_BACKWARD, trainable
 from e2e.errors import CandidateError
 from e2e.numerics.captures import clone_call, load_calls
+from e2e.numerics.constraints import declined_by
 from e2e.patch import Patch, copy_sharing_weights, sites_in
 from e2e.protocols import Op, Site
-from e2e.schema.constraint import holds
-
-
-def declined_by(constraints: list[str], dims: dict[str, int | str]) -> str | None:
-    """The first declared constraint that excludes a call of these dimensions."""
-    for text in constraints:
-        try:
-            if not holds(text, dims):
-                return text
-        except ValueError as error:
-            raise CandidateError(f"constraint {text!r} cannot be evaluated: {error}", code="bind_failed") from error
-    return None
 
 
 def run_calls(

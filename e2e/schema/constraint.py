@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import operator
+import warnings
 from collections.abc import Callable, Mapping
 
 _ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
@@ -16,10 +18,10 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
 _COMPARISONS: dict[type[ast.cmpop], Callable[[int | str, int | str], bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,  # type: ignore[dict-item]
-    ast.LtE: operator.le,  # type: ignore[dict-item]
-    ast.Gt: operator.gt,  # type: ignore[dict-item]
-    ast.GtE: operator.ge,  # type: ignore[dict-item]
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
 }
 _LIMIT = 200
 """Longest expression, in characters; nobody needs more, and parsing stays cheap."""
@@ -33,11 +35,15 @@ def check_expression(text: int | str, *, comparison: bool = False) -> None:
     if comparison != isinstance(node, ast.Compare):
         wanted = "a comparison such as 'hidden % 8 == 0'" if comparison else "arithmetic such as '4 * hidden'"
         raise ValueError(f"{text!r} must be {wanted}")
-    names = {child.id: 2 for child in ast.walk(node) if isinstance(child, ast.Name)}
+    names: dict[str, int | str] = {child.id: 2 for child in ast.walk(node) if isinstance(child, ast.Name)}
+    if comparison:
+        names["dtype"] = "float32"
     try:
-        _value(node, {**names, "dtype": "float32"} if comparison else names)
-    except (ZeroDivisionError, TypeError, OverflowError):
-        pass  # depends on the dimensions; only the form is checked here
+        value = _value(node, names)
+    except _DivisionByZeroError:
+        return  # depends on the dimensions; only the form is checked here
+    if not isinstance(value, int):
+        raise ValueError(f"{text!r} is not a number")
 
 
 def evaluate(text: int | str, dims: Mapping[str, int | str]) -> int:
@@ -66,17 +72,30 @@ def holds(text: str, dims: Mapping[str, int | str]) -> bool:
     return value
 
 
+class _DivisionByZeroError(ValueError):
+    """The form is right, and these dimensions are not."""
+
+
+@functools.lru_cache(maxsize=512)  # a guarded kernel asks at every call
 def _parse(text: str) -> ast.expr:
     if len(text) > _LIMIT:
         raise ValueError(f"an expression has at most {_LIMIT} characters")
     try:
-        return ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, MemoryError, RecursionError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # Python warns about oddities such as `1if`; they are refused below
+            return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise ValueError(f"{text!r} is not an expression") from error
 
 
 def _value(node: ast.expr, dims: Mapping[str, int | str]) -> int | str | bool:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | str) and not isinstance(node.value, bool):
+    if (
+        isinstance(node, ast.Constant)
+        and isinstance(node.value, int | str)
+        and not isinstance(node.value, bool)
+    ):
         return node.value
     if isinstance(node, ast.Name):
         if node.id not in dims:
@@ -87,7 +106,7 @@ def _value(node: ast.expr, dims: Mapping[str, int | str]) -> int | str | bool:
         if not isinstance(left, int) or not isinstance(right, int):
             raise ValueError("arithmetic is over numbers")
         if isinstance(node.op, ast.FloorDiv | ast.Mod) and right == 0:
-            raise ValueError("division by zero")
+            raise _DivisionByZeroError("division by zero")
         return _ARITHMETIC[type(node.op)](left, right)
     if isinstance(node, ast.Compare):
         values = [_value(item, dims) for item in (node.left, *node.comparators)]

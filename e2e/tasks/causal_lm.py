@@ -48,6 +48,7 @@ class Session:
             "attention": config._attn_implementation,
             "layers": getattr(config, "num_hidden_layers", None),
             "hidden": getattr(config, "hidden_size", None),
+            "vocabulary": config.vocab_size,
             "tokens": self.tokens.label,
         }
 

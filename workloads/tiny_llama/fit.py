@@ -147,22 +147,22 @@ def rate_at(fraction: float, recipe: Recipe) -> float:
     return recipe.learning_rate * (floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(angle)))
 
 
-@torch.no_grad()
 def update_average(average: nn.Module, model: nn.Module, step: int, decay: float) -> None:
     # The average of a young model must forget fast: its first weights are noise.
     weight = 1.0 - min(decay, (1 + step) / (10 + step))
-    for mean, parameter in zip(average.parameters(), model.parameters(), strict=True):
-        mean.lerp_(parameter, weight)
+    with torch.no_grad():
+        for mean, parameter in zip(average.parameters(), model.parameters(), strict=True):
+            mean.lerp_(parameter, weight)
 
 
-@torch.no_grad()
 def bits_per_byte(model: LlamaForCausalLM, blocks: list[bytes], device: torch.device) -> float:
     """Mean over windows of CONTEXT bytes without overlap; the first byte of each is not predicted."""
     windows = as_bytes(b"".join(blocks)).view(-1, CONTEXT)
     nats = 0.0
     for part in torch.split(windows, EVAL_BATCH):
         tokens = part.to(device).long()
-        logits = model(input_ids=tokens, use_cache=False).logits[:, :-1].float()
+        with torch.no_grad():
+            logits = model(input_ids=tokens, use_cache=False).logits[:, :-1].float()
         nats += F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum").item()
     return nats / (len(windows) * (CONTEXT - 1)) / math.log(2)
 
@@ -176,7 +176,7 @@ def fit(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
     windows = Windows(training, device)
-    model = build_model(recipe.layers, recipe.dropout).to(device)  # type: ignore[arg-type]
+    model = build_model(recipe.layers, recipe.dropout).to(device)
     average = copy.deepcopy(model).eval()  # Copied before compilation: evaluation runs as it is written.
     best = copy.deepcopy(average.state_dict())
     optimizer = build_optimizer(model, recipe, device)
@@ -199,7 +199,7 @@ def fit(
         with autocast:
             logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
         loss = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), recipe.gradient_clip)
         optimizer.step()
         optimizer.zero_grad()
@@ -228,7 +228,7 @@ def fit(
     average.to(torch.bfloat16).save_pretrained(out)
     (out / "generation_config.json").unlink()  # Holds defaults only.
     progress.say("measuring the stored weights in float32")
-    stored = LlamaForCausalLM.from_pretrained(out, dtype=torch.float32).to(device).eval()  # type: ignore[arg-type]
+    stored = LlamaForCausalLM.from_pretrained(out, dtype=torch.float32).to(device).eval()
     outcome = Outcome(
         validation_bits_per_byte=round(bits_per_byte(stored, validation, device), 4),
         heldout_bits_per_byte=round(bits_per_byte(stored, heldout, device), 4),

@@ -113,7 +113,6 @@ def main() -> None:
 
     # Imported here, since the paths above must work without torch.
     import torch
-
     from fit import Recipe, fit
 
     cuda = torch.cuda.is_available()

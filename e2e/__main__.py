@@ -1,0 +1,5 @@
+"""`python -m e2e`."""
+
+from e2e.cli import main
+
+main()

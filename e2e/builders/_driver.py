@@ -1,0 +1,71 @@
+"""The few calls of the CUDA driver that a bare kernel needs, through ctypes. Worker side."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+_STATIC_SHARED_BYTES = 48 * 1024
+"""Dynamic shared memory that every kernel may use; more has to be asked for (CUDA programming guide)."""
+_MAX_DYNAMIC_SHARED = 8
+"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES in cuda.h."""
+
+
+class DriverError(RuntimeError):
+    """A driver call failed; the message has CUDA's own name for it."""
+
+
+class Driver:
+    """libcuda, already initialised by torch in this process."""
+
+    def __init__(self) -> None:
+        try:
+            self._cuda = ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            raise DriverError(f"the CUDA driver is not here: {error}") from error
+        self._launch = self._cuda.cuLaunchKernel
+        self._launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
+
+    def load(self, cubin: bytes, name: str) -> int:
+        """Handle of one function of a cubin, in the current context.
+
+        Raises:
+            DriverError: the cubin is for another device, or holds no such function.
+        """
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        self.check("cuModuleLoadData", self._cuda.cuModuleLoadData(ctypes.byref(module), cubin))
+        found = self._cuda.cuModuleGetFunction(ctypes.byref(function), module, name.encode())
+        self.check("cuModuleGetFunction", found)
+        return int(function.value or 0)
+
+    def allow_shared(self, function: int, shared_bytes: int) -> None:
+        """Let a function use that much dynamic shared memory.
+
+        Raises:
+            DriverError: the device has less.
+        """
+        if shared_bytes > _STATIC_SHARED_BYTES:
+            handle = ctypes.c_void_p(function)
+            code = self._cuda.cuFuncSetAttribute(handle, _MAX_DYNAMIC_SHARED, ctypes.c_int(shared_bytes))
+            self.check("cuFuncSetAttribute", code)
+
+    def launch(self, function: int, geometry: Sequence[int], stream: int, arguments: Any) -> None:
+        """Enqueue one launch; `geometry` is grid, block and dynamic shared bytes.
+
+        Raises:
+            DriverError: the driver refused it, or an earlier kernel left an error.
+        """
+        code = self._launch(function, *geometry, stream, arguments, None)
+        if code:
+            self.check("cuLaunchKernel", code)
+
+    def check(self, call: str, code: int) -> None:
+        """Raise DriverError unless `code` is success."""
+        if code == 0:
+            return
+        name, text = ctypes.c_char_p(), ctypes.c_char_p()
+        self._cuda.cuGetErrorName(code, ctypes.byref(name))
+        self._cuda.cuGetErrorString(code, ctypes.byref(text))
+        said = (name.value or f"error {code}".encode()).decode()
+        raise DriverError(f"{call}: {said} ({(text.value or b'unknown').decode()})")

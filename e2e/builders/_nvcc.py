@@ -1,0 +1,54 @@
+"""The part of nvcc's command line that all CUDA builds share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e.builders._flags import architectures, checked_flags, runs_on
+from e2e.builders._toolchain import Compiler, cuda_compiler
+from e2e.errors import CandidateError, EnvironmentFault
+from e2e.protocols import BuildTarget
+from e2e.schema.kernel import Kernel
+
+
+@dataclass(frozen=True)
+class Nvcc:
+    """A command line up to what is built, and what stands behind it."""
+
+    compiler: Compiler
+    argv: tuple[str, ...]
+    headers: tuple[Path, ...]
+    """Header folders that the compiler's identity stands for."""
+
+
+def nvcc_command(kernel: Kernel, target: BuildTarget) -> Nvcc:
+    """Nvcc with optimisation, dialect, architecture, resource report and the manifest's flags.
+
+    Raises:
+        UsageError: a flag that a manifest may not hold.
+        CandidateError: `build_failed`: the manifest's architectures do not run on this device.
+        EnvironmentFault: no CUDA toolkit, or the device's architecture is not known.
+    """
+    compiler = cuda_compiler()
+    flags = checked_flags(kernel, nvcc=True)
+    stated = architectures(flags)
+    if target.arch is None:
+        raise EnvironmentFault("the CUDA device's architecture is not known; see `e2e doctor`")
+    if stated and not runs_on(stated, target.arch):
+        raise CandidateError(
+            f"{kernel.spec}: its flags build for {', '.join(stated)}, and this device is sm_{target.arch}",
+            code="build_failed",
+            line=kernel.block_line,
+        )
+    argv = [
+        *compiler.argv,
+        *([] if any(flag.startswith("-O") for flag in flags) else ["-O3"]),
+        *([] if any(flag.startswith("-std=") for flag in flags) else ["-std=c++17"]),
+        *([] if stated else ["-gencode", f"arch=compute_{target.arch},code=sm_{target.arch}"]),
+        *("-Xptxas", "-v"),
+        *flags,
+    ]
+    root = compiler.toolkit
+    headers = (root / "include", root / "targets") if root else ()
+    return Nvcc(compiler, tuple(argv), headers)

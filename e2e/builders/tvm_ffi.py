@@ -1,0 +1,173 @@
+"""C++ and CUDA sources that export functions through tvm-ffi; one compiler call, no build system."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from e2e.builders._cache import DEPENDENCY_FLAGS, OUT, Recipe, build_once
+from e2e.builders._calls import (
+    arguments,
+    bind_failed,
+    entry_for,
+    output_count,
+    require_device,
+    unknown_argument,
+)
+from e2e.builders._flags import checked_flags
+from e2e.builders._nvcc import nvcc_command
+from e2e.builders._openmp import OPENMP, has_openmp
+from e2e.builders._toolchain import cpu_identity, host_compiler, tvm_ffi
+from e2e.errors import EnvironmentFault
+from e2e.protocols import BuildTarget, Built, Op, OpCall
+from e2e.schema.kernel import Kernel
+
+_BASE = ("-O3", "-std=c++17", "-shared", "-fPIC")
+
+
+class TvmFfiBuilder:
+    """Builds a shared library and binds its exported function."""
+
+    def build(self, kernel: Kernel, target: BuildTarget) -> Built:
+        """Compile with g++ (device cpu) or nvcc (device cuda), or find in the cache.
+
+        Raises:
+            UsageError: a flag that a manifest may not hold; a CPU kernel in a CUDA run.
+            CandidateError: `build_failed` or `timed_out`.
+            EnvironmentFault: no compiler, no toolkit, no CUDA.
+        """
+        require_device(kernel, target)
+        cuda = kernel.manifest.device == "cuda"
+        return build_once(_cuda_recipe(kernel, target) if cuda else _cpu_recipe(kernel, target), target)
+
+    def bind(self, built: Built, op: Op, dtype: str) -> Callable[..., Any]:
+        """The exported function as the op's call: allocates the output, passes it last, returns it.
+
+        tvm-ffi takes torch tensors as they are and sets the tensors' current stream around each call.
+
+        Raises:
+            CandidateError: `bind_failed` or `dtype_not_supported`.
+        """
+        import tvm_ffi
+
+        entry = entry_for(built, dtype)
+        names = arguments(built, op)
+        try:
+            # Kept for the life of the process: unloading code that a stream may still run is never safe.
+            module = tvm_ffi.load_module(built.artifact, keep_module_alive=True)
+            function = module.get_function(entry)
+        except AttributeError as error:
+            offered = ", ".join(_exported(built.artifact)) or "nothing"
+            raise bind_failed(built, f"entry: {entry!r} is not exported; exported: {offered}") from error
+        except (RuntimeError, OSError) as error:
+            reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+            raise bind_failed(built, f"the built library does not load: {reason}") from error
+        if names is None:
+            return (
+                _direct(function, op.allocate) if output_count(op) == 1 else _several(function, op.allocate)
+            )
+        return _reordered(function, op, built, names)
+
+
+def _direct(function: Callable[..., Any], allocate: Callable[..., Any]) -> Callable[..., Any]:
+    # Every eager call of the candidate passes here: nothing may be added.
+    def call(*args: Any) -> Any:
+        out = allocate(*args)
+        function(*args, out)
+        return out
+
+    return call
+
+
+def _several(function: Callable[..., Any], allocate: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        outs = allocate(*args)
+        function(*args, *outs)
+        return outs
+
+    return call
+
+
+def _reordered(function: Callable[..., Any], op: Op, built: Built, names: list[str]) -> Callable[..., Any]:
+    known = [*op.tensor_names, *op.scalar_names, "out"]
+    count = len(op.tensor_names)
+    if all(name in known for name in names):
+        order = [known.index(name) for name in names]
+
+        def call(*args: Any) -> Any:
+            out = op.allocate(*args)
+            values = (*args, out)
+            function(*[values[place] for place in order])
+            return out
+
+        return call
+
+    def call_with_dims(*args: Any) -> Any:
+        out = op.allocate(*args)
+        values = {
+            **op.dims(OpCall(args[:count], args[count:])),
+            **dict(zip(known, (*args, out), strict=True)),
+        }
+        for name in names:
+            if name not in values:
+                raise unknown_argument(built, name, list(values))
+        function(*[values[name] for name in names])
+        return out
+
+    return call_with_dims
+
+
+def _cpu_recipe(kernel: Kernel, target: BuildTarget) -> Recipe:
+    compiler, package = host_compiler(), tvm_ffi()
+    flags = checked_flags(kernel, nvcc=False)
+    openmp = has_openmp(compiler, target.cache)
+    if OPENMP in flags and not openmp:
+        raise EnvironmentFault(
+            f"{kernel.spec} asks for {OPENMP}, which {compiler.argv[-1]} cannot do here; "
+            "install its OpenMP runtime (libgomp, or libomp-dev for clang), then see `e2e doctor`"
+        )
+    own = ["-fno-gnu-unique"] if "clang" not in compiler.identity else []
+    library = str(package.library)
+    argv = [
+        *compiler.argv,
+        *_BASE,
+        # Unique symbols are shared between all libraries of a process: two candidates would share variables.
+        *own,
+        *([OPENMP] if openmp else []),
+        *flags,
+        *("-isystem", str(package.include)),
+        *DEPENDENCY_FLAGS,
+        *("-o", OUT, str(Path(kernel.path or "").absolute())),
+        # A missing symbol is an error now, with its name, and not when a worker loads the library.
+        *(f"-L{library}", "-ltvm_ffi", f"-Wl,-rpath,{library}", "-Wl,-z,defs"),
+    ]
+    native = (cpu_identity(),) if any("native" in flag for flag in flags) else ()
+    identity = (compiler.identity, f"tvm-ffi {package.version}", *native)
+    return Recipe(kernel, "tvm-ffi", tuple(argv), "kernel.so", identity, (package.include,))
+
+
+def _cuda_recipe(kernel: Kernel, target: BuildTarget) -> Recipe:
+    package = tvm_ffi()
+    nvcc = nvcc_command(kernel, target)
+    library = str(package.library)
+    argv = [
+        *nvcc.argv,
+        *("-shared", "-Xcompiler", "-fPIC,-fno-gnu-unique"),
+        *("-isystem", str(package.include)),
+        *DEPENDENCY_FLAGS,
+        *("-o", OUT, str(Path(kernel.path or "").absolute())),
+        *(f"-L{library}", "-ltvm_ffi", "-Xlinker", f"-rpath,{library}", "-Xlinker", "-z,defs"),
+    ]
+    identity = (nvcc.compiler.identity, f"tvm-ffi {package.version}")
+    return Recipe(kernel, "tvm-ffi", tuple(argv), "kernel.so", identity, (package.include, *nvcc.headers))
+
+
+def _exported(artifact: str) -> list[str]:
+    """Names of exported functions, read from the library's string table."""
+    found = re.findall(rb"\0__tvm_ffi_(?!_)(\w+)(?=\0)", Path(artifact).read_bytes())
+    return sorted({name.decode() for name in found})
+
+
+PLUGIN = TvmFfiBuilder()

@@ -1,0 +1,282 @@
+"""Flags to calls; prints; exit codes. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from e2e.errors import E2EError, EnvironmentFault, UsageError
+from e2e.schema.words import Stage
+
+if TYPE_CHECKING:
+    from e2e.protocols import Progress
+    from e2e.schema.result import Result
+
+DISTRIBUTION = "e2e-kernel-validation"
+INTERNAL_FAULT, INTERRUPTED = 70, 130
+
+app = typer.Typer(
+    name="e2e",
+    help="Says whether a kernel's win survives the real workload.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run folder, result.json, or run id.")]
+
+
+class Listed(StrEnum):
+    """What `list` can list."""
+
+    OPS = "ops"
+    WORKLOADS = "workloads"
+    KERNELS = "kernels"
+    FORMATS = "formats"
+    REASONS = "reasons"
+
+
+def _print_version(wanted: bool) -> None:
+    if not wanted:
+        return
+    import importlib.metadata
+
+    try:
+        version = importlib.metadata.version(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        version = "(not installed)"
+    _emit(f"e2e {version}\n")
+    raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        # Not 0: in CI an empty command must never pass for a passed stage.
+        _emit(context.get_help() + "\n")
+        raise typer.Exit(UsageError.exit_code)
+
+
+@app.command()
+def validate(
+    context: typer.Context,
+    workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help="Workload file, or a shipped name.")],
+    kernel: Annotated[
+        list[str], typer.Option(metavar="SPEC", help="The candidate: path or module:callable.")
+    ],
+    until: Annotated[Stage, typer.Option(help="How far to go.")] = Stage.VERDICT,
+    op: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Op to replace, if the kernel names none.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a workload field.")
+    ] = None,
+    policy: Annotated[str | None, typer.Option(metavar="FILE", help="Policy file or built-in name.")] = None,
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda[:N]", help="Where to run.")] = "auto",
+    budget: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=1.0, help="Time for each cell.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of inputs and schedule.")] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where results go.")] = Path("results"),
+    as_json: Annotated[bool, typer.Option("--json", help="Result on stdout, all else on stderr.")] = False,
+    events: Annotated[str | None, typer.Option(metavar="FILE", help="Progress as JSON lines.")] = None,
+    trace: Annotated[bool, typer.Option("--trace/--no-trace", help="Profile each arm once, untimed.")] = True,
+) -> int:
+    """Does the kernel's win survive the workload?"""
+    if len(kernel) > 1:
+        raise UsageError("several kernels together come with a later version; give one --kernel")
+    from e2e.pipeline import Request
+    from e2e.pipeline import validate as run_validation
+    from e2e.progress import Several, events_to, for_people
+
+    request = Request(
+        workload=workload,
+        kernels=tuple(kernel),
+        until=until,
+        op=op,
+        overrides=tuple(overrides or ()),
+        policy=policy,
+        device=device,
+        budget_s=budget,
+        seed=seed,
+        out=out,
+        traces=trace,
+        command=("e2e", *context.obj),
+    )
+    with contextlib.ExitStack() as stack:
+        listeners: list[Progress] = [stack.enter_context(contextlib.closing(for_people(sys.stderr)))]
+        if events is not None:
+            recorded = stack.enter_context(events_to(events))
+            recorded.start(request.command)
+            listeners.append(recorded)
+        result = run_validation(request, Several(listeners))
+        code = _code_of(result)
+        if events is not None:
+            recorded.finish(code=code, outcome=result.outcome, run=result.run_id)
+    _emit(_rendered(result, "json" if as_json else "text"))
+    return code
+
+
+@app.command()
+def gate(
+    run: RunArgument,
+    policy: Annotated[str | None, typer.Option(metavar="FILE", help="Judge under another policy.")] = None,
+) -> int:
+    """Judge a stored run again; the exit code is the verdict's."""
+    from e2e.configuration import load_policy
+    from e2e.gate import regate
+    from e2e.store import load
+
+    gated = regate(load(run), load_policy(policy) if policy is not None else None)
+    _emit(gated.text)
+    return gated.code
+
+
+@app.command()
+def report(
+    run: RunArgument,
+    style: Annotated[
+        str, typer.Option("--format", metavar="text|md|json", help="How to render it.")
+    ] = "text",
+) -> int:
+    """Render a stored run."""
+    from e2e.store import load
+
+    _emit(_rendered(load(run), style))
+    return 0
+
+
+@app.command()
+def trace(
+    run: RunArgument,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port; the first free from 6006.")
+    ] = None,
+) -> int:
+    """Open a run's profiles in TensorBoard."""
+    from e2e.store import find
+    from e2e.viewer import prepare
+
+    viewer = prepare(find(run), port)
+    _emit(viewer.text)
+    return viewer.serve()
+
+
+@app.command()
+def doctor() -> int:
+    """What works here, and which verdicts are possible."""
+    from e2e.doctor import diagnose, render
+
+    diagnosis = diagnose()
+    _emit(render(diagnosis))
+    return diagnosis.code
+
+
+@app.command("list")
+def list_(what: Annotated[Listed, typer.Argument(help="What to list.")]) -> int:
+    """List ops, workloads, kernels, formats or reasons."""
+    from e2e.listing import aligned, rows
+
+    _emit(aligned(rows(what)) or f"no {what} in this folder\n")
+    return 0
+
+
+def run(arguments: Sequence[str]) -> int:
+    """One command, from its arguments to its exit code; prints every message."""
+    try:
+        return _dispatch(arguments)
+    except E2EError as error:
+        return _complain(error.message, error.exit_code)
+    except typer.TyperException as error:
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "e2e"
+        # typer lets pydantic convert enums, and pydantic's words show.
+        message = error.format_message().replace("Value error, ", "")
+        return _complain(f"{message} (see `{command} --help`)", UsageError.exit_code)
+    except typer.Exit as error:
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return _complain("interrupted", INTERRUPTED)
+    except Exception as error:  # noqa: BLE001  the outer edge: no traceback in a user's face, never exit code 1
+        return _complain(_internal(error, arguments), INTERNAL_FAULT)
+
+
+def main() -> NoReturn:
+    """The command `e2e`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a path is no reason to fail, whatever the locale
+    sys.exit(run(sys.argv[1:]))
+
+
+def _dispatch(arguments: Sequence[str]) -> int:
+    """Not typer's own `main`: it turns a broken pipe into exit code 1."""
+    command = typer.main.get_command(app)
+    if "_E2E_COMPLETE" in os.environ:
+        command.main(list(arguments), prog_name="e2e")
+    with command.make_context("e2e", list(arguments), obj=tuple(arguments)) as context:
+        return int(command.invoke(context))
+
+
+def _code_of(result: Result) -> int:
+    from e2e.judge import exit_code
+
+    return result.error.code if result.error is not None else exit_code(result.outcome)
+
+
+def _rendered(result: Result, style: str) -> str:
+    from e2e import registry
+
+    return str(registry.load("reports", style).render(result))
+
+
+def _emit(text: str) -> None:
+    """Write to stdout. A reader that went away (`| head`) changes no exit code.
+
+    Raises:
+        EnvironmentFault: stdout cannot be written, so the caller would miss the outcome.
+    """
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        raise EnvironmentFault(f"cannot write to stdout: {error.strerror}") from error
+
+
+def _complain(message: str, code: int) -> int:
+    with contextlib.suppress(OSError):
+        print(f"e2e: error: {message}", file=sys.stderr)
+    return code
+
+
+def _internal(error: Exception, arguments: Sequence[str]) -> str:
+    """One line for people; the traceback goes to a file."""
+    import shlex
+    import tempfile
+    import traceback
+
+    details = "".join(traceback.format_exception(error))
+    try:
+        descriptor, file = tempfile.mkstemp(prefix="e2e-error-", suffix=".log")
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as stream:
+            stream.write(f"e2e {shlex.join(arguments)}\npython {sys.version}\n\n{details}")
+    except OSError as problem:
+        file = f"(no file could be written: {problem.strerror})"
+    first = str(error).split("\n", 1)[0]
+    return f"internal error: {type(error).__name__}: {first}; please report it; details in {file}"

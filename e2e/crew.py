@@ -1,0 +1,194 @@
+"""The processes of one cell: a clean zygote, a candidate's zygote, and the workers forked from them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from e2e.cache import cache_folder
+from e2e.configuration import LoadedWorkload
+from e2e.errors import E2EError, EnvironmentFault, UsageError
+from e2e.integrity.isolation import free_memory_bytes, namespace_prefix, without_secrets
+from e2e.measure.machine import thread_count
+from e2e.processes import Worker, WorkerFault, Zygote
+from e2e.protocols import Built
+from e2e.schema.evidence import Fault, Where
+from e2e.schema.policy import Policy
+from e2e.schema.words import ReasonCode, Stage
+from e2e.schema.workload import Cell
+
+_MODULES = ("torch._dynamo", "torch._inductor.compile_fx", "transformers", "safetensors.torch", "numpy")
+_KINDS = {
+    "timed_out": ReasonCode.TIMED_OUT,
+    "crashed": ReasonCode.CANDIDATE_CRASHED,
+    "exited": ReasonCode.CANDIDATE_EXITED,
+    "garbage": ReasonCode.TAMPERED,
+    "raised": ReasonCode.CANDIDATE_RAISED,
+}
+
+
+class CandidateFault(E2EError):
+    """The candidate ended a part of the run; carries what becomes a reason."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.message, code=fault.code)
+        self.fault = fault
+
+
+@dataclass
+class Crew:
+    """Starts workers that have the workload open; ends everything it started."""
+
+    workload: LoadedWorkload
+    cell: Cell
+    op: str
+    device: str
+    seed: int
+    policy: Policy
+    scratch: Path
+    built: Built
+    confined: bool = False
+    _zygotes: dict[bool, Zygote] = field(default_factory=dict)
+    _numbers: Any = field(default_factory=itertools.count)
+
+    def start(self) -> None:
+        """Begin both zygotes' imports, side by side; nothing waits for them yet."""
+        prefix = namespace_prefix()
+        self.confined = bool(prefix)
+        for clean in (True, False):
+            self._zygotes[clean] = Zygote(
+                [*_MODULES, *self._model_modules()],
+                environment=self._environment(clean),
+                prefix=prefix,
+                log=self.scratch / f"zygote-{'clean' if clean else 'candidate'}.log",
+            )
+
+    def worker(self, *, clean: bool) -> Worker:
+        """A fresh process with the workload open.
+
+        Raises:
+            EnvironmentFault, UsageError: the workload cannot be opened here.
+        """
+        number = next(self._numbers)
+        private = self.scratch / f"tmp-{number}"
+        private.mkdir()
+        worker = self._zygotes[clean].spawn(
+            {"clean": clean, "environment": {"TMPDIR": str(private)}}, log=self.scratch / f"worker-{number}.log"
+        )
+        try:
+            worker.facts = worker.call("open", timeout_s=self.policy.budgets.import_s, **self._opening(clean))
+        except WorkerFault as fault:
+            worker.close()
+            raise _ours(fault) from fault
+        return worker
+
+    def candidate_worker(self, fqns: list[str], *, stage: Stage) -> Worker:
+        """A fresh process with the candidate bound at those sites, ready for arms.
+
+        Raises:
+            CandidateFault: the candidate could not be loaded.
+        """
+        worker = self.worker(clean=False)
+        self.ask(worker, "bind", stage=stage, built=self.built.model_dump(mode="json"), fqns=fqns)
+        worker.call("arena", timeout_s=self.policy.budgets.call_s)
+        return worker
+
+    def ask(
+        self, worker: Worker, do: str, *, stage: Stage, timeout_s: float | None = None, **fields: Any
+    ) -> dict[str, Any]:
+        """Ask for something that runs the candidate; its faults become reasons.
+
+        Raises:
+            CandidateFault: it raised, crashed, hung or exited.
+        """
+        try:
+            return worker.call(do, timeout_s=timeout_s or self.policy.budgets.call_s, **fields)
+        except WorkerFault as fault:
+            raise self.blame(fault, stage=stage, worker=worker) from fault
+
+    def blame(self, fault: WorkerFault, *, stage: Stage, worker: Worker) -> CandidateFault:
+        """The fault as the candidate's."""
+        known = fault.reason in set(ReasonCode)
+        code = ReasonCode(fault.reason) if known and fault.reason else _KINDS[fault.kind]
+        said = worker.output(600)
+        message = fault.message + (f"; it printed: {said}" if said and fault.kind != "raised" else "")
+        where = Where(file=self.built.kernel.path, line=fault.line)
+        worker.close()
+        return CandidateFault(Fault(code=code, message=message, stage=stage, where=where))
+
+    def require(self, worker: Worker, do: str, *, timeout_s: float | None = None, **fields: Any) -> dict[str, Any]:
+        """Ask for something that involves no candidate; a fault there is the environment's or ours."""
+        try:
+            return worker.call(do, timeout_s=timeout_s or self.policy.budgets.call_s, **fields)
+        except WorkerFault as fault:
+            raise _ours(fault) from fault
+
+    def close(self) -> None:
+        """End every process."""
+        for zygote in self._zygotes.values():
+            zygote.close()
+        self._zygotes = {}
+
+    def _opening(self, clean: bool) -> dict[str, Any]:
+        extra = None
+        if self.device == "cpu" and not clean:
+            free = free_memory_bytes()
+            extra = self.policy.budgets.host_bytes or (free // 2 if free else None)
+        return {
+            "workload": self.workload.workload.model_dump(mode="json"),
+            "cell": self.cell.model_dump(mode="json"),
+            "op": self.op,
+            "root": str(self.workload.path.parent),
+            "device": self.device,
+            "seed": self.seed,
+            "threads": thread_count(),
+            "extra_bytes": extra,
+        }
+
+    def _environment(self, clean: bool) -> dict[str, str]:
+        owner = "clean" if clean else self.built.kernel.sha256[:16]
+        caches = cache_folder() / "compiled" / owner  # a candidate could poison what it can write
+        return {
+            **(without_secrets(os.environ)),
+            "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+            "TRITON_CACHE_DIR": str(caches / "triton"),
+            "OPENBLAS_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": str(thread_count()),
+            "TOKENIZERS_PARALLELISM": "false",
+            "KINETO_LOG_LEVEL": "99",
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+            "TORCHINDUCTOR_COMPILE_THREADS": str(min(4, thread_count())),
+        }
+
+    def _model_modules(self) -> list[str]:
+        spec = self.workload.workload.model
+        model_type = spec.config.get("model_type")
+        config = self.workload.path.parent / str(spec.id) / "config.json"
+        if model_type is None and config.is_file():
+            model_type = json.loads(config.read_text(encoding="utf-8")).get("model_type")
+        return [f"transformers.models.{model_type}.modeling_{model_type}"] if model_type else []
+
+
+def _ours(fault: WorkerFault) -> E2EError:
+    if fault.reason == "usage":
+        return UsageError(fault.message)
+    if fault.reason in ("environment", "out_of_memory"):
+        return EnvironmentFault(fault.message)
+    return E2EError(f"a process without the candidate failed: {fault.message}")
+
+
+class Deadline:
+    """What is left of the cell's time."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left, never negative."""
+        return max(0.0, self._end - time.monotonic())

@@ -1,0 +1,76 @@
+"""Re-judging a stored run: the same evidence under the same or another policy. Pure; needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from e2e.errors import UsageError
+from e2e.judge import exit_code, judge
+from e2e.schema.policy import Policy
+from e2e.schema.result import METHOD, Result
+from e2e.schema.verdict import Verdict
+from e2e.schema.words import Outcome, ReasonKind, kind_of
+from e2e.story import reason_line
+from e2e.wording import LABELS, clean, outcome_word
+
+_WORST_FIRST = (
+    Outcome.INCORRECT,
+    Outcome.FAILED,
+    Outcome.REFUTED,
+    Outcome.INCONCLUSIVE,
+    Outcome.NOT_APPLICABLE,
+    None,
+    Outcome.CONFIRMED,
+)
+"""A sweep is as good as its worst cell: who adopts a kernel adopts it for all of them."""
+_REASONS_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A stored run, judged again."""
+
+    code: int
+    text: str
+
+
+def deciding(verdicts: Sequence[Verdict]) -> int:
+    """Index of the cell that decides a sweep: the first of the worst."""
+    return min(range(len(verdicts)), key=lambda index: _WORST_FIRST.index(verdicts[index].outcome))
+
+
+def regate(result: Result, policy: Policy | None) -> Gate:
+    """Judge every cell again; the exit code is 0 for CONFIRMED only.
+
+    Raises:
+        UsageError: neither the run nor the caller has a policy.
+    """
+    if result.error is not None:
+        return Gate(result.error.code, f"the run ended early: {clean(result.error.message)}\n")
+    policy = policy or result.policy
+    if policy is None:
+        raise UsageError(f"run {result.run_id} stored no policy; give one with --policy")
+    verdicts = [judge(cell.evidence, policy) for cell in result.cells]
+    if not verdicts:
+        return Gate(exit_code(Outcome.INCONCLUSIVE), "the run has no cell, so there is nothing to judge\n")
+    outcome = verdicts[deciding(verdicts)].outcome
+    lines = [f"{outcome_word(outcome)}  {result.run_id}, policy {policy.name}"]
+    if outcome is None:
+        lines[0] = f"NO VERDICT  {result.run_id} ran only until the stage {result.stage}"
+        outcome = Outcome.INCONCLUSIVE  # a gate must not open for what was never measured
+    elif outcome is not result.outcome:
+        lines.append(f"  stored as {outcome_word(result.outcome)}, under policy {_name(result.policy)}")
+    if result.method != METHOD:
+        lines.append(f"  measured by method {result.method}; this e2e has {METHOD}: measure again")
+        outcome = Outcome.INCONCLUSIVE if outcome is Outcome.CONFIRMED else outcome
+    for cell, verdict in zip(result.cells, verdicts, strict=True):
+        label = f", {LABELS[verdict.label]}" if verdict.label else ""
+        lines.append(f"  {cell.cell.title}: {outcome_word(verdict.outcome)}{label}")
+        reasons = [reason for reason in verdict.reasons if kind_of(reason.code) is not ReasonKind.ADVICE]
+        lines += [f"    {reason_line(reason)}" for reason in reasons[:_REASONS_SHOWN]]
+    return Gate(exit_code(outcome), "\n".join(lines) + "\n")
+
+
+def _name(policy: Policy | None) -> str:
+    return policy.name if policy else "none"

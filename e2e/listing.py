@@ -1,0 +1,78 @@
+"""What `e2e list` prints: names and first words of files, read without importing or running any of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from e2e import registry
+from e2e.schema.words import ReasonCode, kind_of, sentence_of
+
+KINDS = ("ops", "workloads", "kernels", "formats", "reasons")
+_KERNEL_SUFFIXES = (".cu", ".cpp", ".py")
+_HEAD_BYTES = 8192
+"""A file's first words are at its start."""
+_OP = re.compile(r"^(?://|#)\s*op:\s*(\S+)", re.MULTILINE)
+_BLOCK = re.compile(r"^(?://|#) /// e2e$.*?^(?://|#) ///$", re.MULTILINE | re.DOTALL)
+
+
+class Row(NamedTuple):
+    """One thing that exists."""
+
+    name: str
+    detail: str
+
+
+def rows(kind: str) -> list[Row]:
+    """Everything of one kind, sorted by name; reasons in order of precedence."""
+    if kind == "reasons":
+        return [Row(code, f"{kind_of(code)}: {sentence_of(code)}") for code in ReasonCode]
+    if kind == "kernels":
+        return [Row(str(path), _kernel(path)) for path in _files(Path("kernels"), _KERNEL_SUFFIXES)]
+    if kind == "workloads":
+        return [Row(path.stem, _workload(path)) for path in _files(Path("workloads"), (".yaml", ".yml"))]
+    return [Row(name, registry.summary(kind, name)) for name in registry.names(kind)]
+
+
+def aligned(found: Iterable[Row]) -> str:
+    """Two columns."""
+    lines = list(found)
+    width = max((len(row.name) for row in lines), default=0)
+    return "".join(f"{row.name:<{width}}  {row.detail}".rstrip() + "\n" for row in lines)
+
+
+def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if path.suffix in suffixes and path.name[0] not in "._")
+
+
+def _head(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            return stream.read(_HEAD_BYTES).decode("utf-8", "replace")
+    except OSError as error:
+        return f"# cannot be read: {error.strerror}"
+
+
+def _workload(path: Path) -> str:
+    """The first comment, else the description."""
+    for line in _head(path).splitlines():
+        if line.startswith("#"):
+            return line.lstrip("# ")
+        if line.startswith("description:"):
+            return line.partition(":")[2].strip(" \"'")
+    return ""
+
+
+def _kernel(path: Path) -> str:
+    """`rms_norm: RMSNorm on the CPU`: the block's op, and the first comment outside the block."""
+    head = _head(path)
+    block = _BLOCK.search(head)
+    op = _OP.search(block.group()) if block else None
+    rest = _BLOCK.sub("", head, count=1)
+    comment = re.search(r"^(?://|#|\"\"\")\s*(\w.*)", rest, re.MULTILINE)
+    words = comment.group(1).removesuffix('"""') if comment else ""
+    return ": ".join(part for part in (op.group(1) if op else "no block", words) if part)

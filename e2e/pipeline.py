@@ -1,0 +1,254 @@
+"""PARENT: load, build, collect, judge, store. Torch-free; never loads a candidate; owns clock, schedule, verdict."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from e2e import assembly, registry, store
+from e2e.cache import cache_folder
+from e2e.configuration import LoadedWorkload, load_policy, load_workload
+from e2e.crew import CandidateFault, Crew, Deadline
+from e2e.errors import CandidateError, E2EError, UsageError
+from e2e.judge import judge
+from e2e.measure.devices import Device, find_device, reserved
+from e2e.measure.machine import Watch
+from e2e.measure.schedule import SeedSource
+from e2e.preflight import check_fit, check_model
+from e2e.protocols import BuildTarget, Built, Progress
+from e2e.reading import read_kernel
+from e2e.schema.evidence import BuildRecord, Evidence, Fault, Where
+from e2e.schema.kernel import Kernel
+from e2e.schema.policy import Policy
+from e2e.schema.result import Result
+from e2e.schema.words import Outcome, ReasonCode, Stage
+from e2e.schema.workload import Cell, cells_of
+from e2e.stages.afterwards import look_back
+from e2e.stages.check import check
+from e2e.stages.course import Course
+from e2e.stages.screen import screen
+from e2e.stages.verdict import time_verdict
+
+FINAL = (Outcome.INCORRECT, Outcome.FAILED, Outcome.NOT_APPLICABLE, Outcome.REFUTED)
+"""Outcomes that no later stage can change."""
+STAGES = ((Stage.CHECK, check), (Stage.SCREEN, screen), (Stage.VERDICT, time_verdict))
+RESERVE_RATIO = 0.12
+"""Share of a cell's time kept for traces, memory and the report."""
+SEED_SPACE = 2**31
+"""Run seeds; step seeds count up from a multiple of it, so that those of two runs never meet."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call of `e2e validate`."""
+
+    workload: str
+    kernels: tuple[str, ...]
+    until: Stage = Stage.VERDICT
+    op: str | None = None
+    overrides: tuple[str, ...] = ()
+    policy: str | None = None
+    device: str = "auto"
+    budget_s: float | None = None
+    seed: int | None = None
+    out: Path = Path("results")
+    traces: bool = True
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Everything the caller named, read and found to fit together."""
+
+    request: Request
+    workload: LoadedWorkload
+    policy: Policy
+    kernel: Kernel
+    device: Device
+    seed: int
+
+
+def validate(request: Request, progress: Progress) -> Result:
+    """Run a workload with and without the kernel, as far as `request.until`, and say what came of it.
+
+    Raises:
+        UsageError: the caller's mistake, found before anything ran.
+        EnvironmentFault: this machine cannot run it, found before anything ran.
+    """
+    started = time.monotonic()
+    loaded = load(request)
+    run = store.Run.create(request.out, loaded.workload.workload.name)
+    progress.stage("run", str(run.folder))
+    error: E2EError | KeyboardInterrupt | None = None
+    courses: list[tuple[Cell, Evidence]] = []
+    try:
+        with reserved(loaded.device, cache_folder() / "locks", progress.note):
+            built = build(loaded, run, progress)
+            for cell in cells_of(loaded.workload.workload):
+                courses.append((cell, collect(loaded, built, cell, run, progress)))
+    except (E2EError, KeyboardInterrupt) as caught:
+        error = caught
+        courses += [(caught.cell, caught.evidence)] if isinstance(caught, Interrupted) else []
+    result = assembly.assemble(
+        loaded, courses, run_id=run.run_id, seconds=time.monotonic() - started, error=error,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    for index, (_, evidence) in enumerate(courses):
+        run.write_samples(evidence.segments, cell=index)
+    stored = run.finish(result)
+    run.write_text("report.md", registry.load("reports", "md").render(stored))
+    return stored
+
+
+class Interrupted(E2EError):
+    """Something other than the candidate ended a cell; what was known goes into the result."""
+
+    def __init__(self, cause: E2EError | KeyboardInterrupt, cell: Cell, evidence: Evidence) -> None:
+        super().__init__(getattr(cause, "message", "interrupted"))
+        self.exit_code = 130 if isinstance(cause, KeyboardInterrupt) else cause.exit_code
+        self.cell = cell
+        self.evidence = evidence
+
+
+def load(request: Request) -> Loaded:
+    """Read and cross-check everything before the device is touched."""
+    workload = load_workload(request.workload, request.overrides)
+    policy = load_policy(request.policy, workload=workload)
+    if request.budget_s is not None:
+        budgets = policy.budgets.model_copy(update={"cell_s": request.budget_s})
+        policy = policy.model_copy(update={"budgets": budgets})
+    if len(request.kernels) != 1:
+        raise UsageError("give exactly one --kernel; several together come with a later version")
+    kernel = read_kernel(request.kernels[0], op=request.op)
+    task = workload.workload.task
+    if task not in registry.names("tasks"):
+        registry.load("tasks", task)
+    check_fit(workload, kernel)
+    check_model(workload)
+    if workload.workload.step == "train" and request.until.rank > Stage.CHECK.rank:
+        raise UsageError("a training workload is checked, not yet timed: add --until check")
+    if request.until is Stage.BUILD and request.device == "auto" and kernel.manifest.device == "cuda":
+        device = next(iter(_visible()), Device("cuda", None))
+    else:
+        device = find_device(request.device, kernel_device=kernel.manifest.device)
+    seed = secrets.randbelow(SEED_SPACE) if request.seed is None else request.seed
+    return Loaded(request, workload, policy, kernel, device, seed)
+
+
+def _visible() -> list[Device]:
+    from e2e.measure.devices import cuda_devices
+
+    return cuda_devices()
+
+
+def build(loaded: Loaded, run: store.Run, progress: Progress) -> Built | Fault:
+    """Compile, or find in the cache; the candidate's own failure is a Fault, not an exception."""
+    kernel = loaded.kernel
+    progress.stage("build", kernel.spec)
+    if kernel.path is not None:
+        run.write_bytes(f"kernel/{Path(kernel.path).name}", Path(kernel.path).read_bytes())
+    builder = registry.load("builders", kernel.manifest.binding)
+    target = BuildTarget(
+        device="cpu" if loaded.device.name == "cpu" else "cuda",
+        arch=loaded.device.arch,
+        cache=cache_folder() / "kernels",
+        timeout_s=loaded.policy.budgets.build_s,
+    )
+    try:
+        built: Built = builder.build(kernel, target)
+    except CandidateError as error:
+        run.write_text("kernel/build.log", error.message)
+        where = Where(file=kernel.path, line=error.line)
+        return Fault(code=ReasonCode(error.code), message=error.message, stage=Stage.BUILD, where=where)
+    run.write_text("kernel/build.log", f"{built.command or ''}\n{built.log}")
+    progress.note(f"built in {built.seconds:.1f} s" if not built.cached else "found in the cache")
+    return built
+
+
+def collect(loaded: Loaded, built: Built | Fault, cell: Cell, run: store.Run, progress: Progress) -> Evidence:
+    """Every stage in order, until one ends the run or the asked one is reached."""
+    evidence = Evidence(stage_asked=loaded.request.until, stage_finished=None)
+    if isinstance(built, Fault):
+        return evidence.model_copy(update={"faults": [built]})
+    evidence = evidence.model_copy(update={"builds": [_build_record(built)], "stage_finished": Stage.BUILD})
+    if loaded.request.until is Stage.BUILD:
+        return evidence
+    scratch = Path(tempfile.mkdtemp(prefix="e2e-"))
+    course = _course(loaded, built, cell, run, progress, evidence, scratch)
+    try:
+        course.crew.start()
+        _stages(course)
+    except (E2EError, KeyboardInterrupt) as error:
+        raise Interrupted(error, cell, course.evidence) from error
+    finally:
+        course.crew.close()
+        shutil.rmtree(scratch, ignore_errors=True)
+    return course.evidence
+
+
+def _stages(course: Course) -> None:
+    course.watch.begin()
+    try:
+        for stage, work in STAGES:
+            if stage.rank > course.evidence.stage_asked.rank or _is_final(course):
+                break
+            work(course)
+    except CandidateFault as caught:
+        course.fail(caught.fault)
+    telemetry, unseen = course.watch.end()
+    course.learn(telemetry=telemetry, unseen=[*course.evidence.unseen, *unseen])
+    if not course.evidence.faults:
+        try:
+            look_back(course)
+        except CandidateFault as caught:
+            course.fail(caught.fault)
+
+
+def _is_final(course: Course) -> bool:
+    """Whether what is known now, taken as all that was asked, has an outcome that stands."""
+    finished = course.evidence.stage_finished
+    if finished is None or finished is Stage.BUILD:
+        return False
+    so_far = course.evidence.model_copy(update={"stage_asked": finished})
+    return judge(so_far, course.policy).outcome in FINAL
+
+
+def _course(
+    loaded: Loaded, built: Built, cell: Cell, run: store.Run, progress: Progress, evidence: Evidence, scratch: Path
+) -> Course:
+    crew = Crew(
+        workload=loaded.workload,
+        cell=cell,
+        op=loaded.kernel.manifest.op,
+        device=loaded.device.name,
+        seed=loaded.seed,
+        policy=loaded.policy,
+        scratch=scratch,
+        built=built,
+    )
+    budget = loaded.policy.budgets.cell_s
+    return Course(
+        crew=crew,
+        policy=loaded.policy,
+        progress=progress,
+        deadline=Deadline(budget),
+        folder=run.folder,
+        evidence=evidence,
+        traces=loaded.request.traces and loaded.policy.traces,
+        rng=random.Random(loaded.seed),
+        seeds=SeedSource((loaded.seed + 1) * SEED_SPACE),
+        reserve_s=RESERVE_RATIO * budget,
+        watch=Watch(loaded.device.name),
+    )
+
+
+def _build_record(built: Built) -> BuildRecord:
+    fields: dict[str, Any] = built.model_dump(include={"seconds", "cached", "command", "log", "resources"})
+    return BuildRecord(kernel=built.kernel.sha256, **fields)

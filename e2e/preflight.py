@@ -1,0 +1,75 @@
+"""What can be known before anything starts: does the model exist, can it be reached, does the kernel fit."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from e2e.configuration import LoadedWorkload
+from e2e.errors import EnvironmentFault, UsageError
+from e2e.schema.kernel import Kernel
+
+REACH_S = 3.0
+"""A hub that does not accept a connection in this time counts as unreachable."""
+
+
+def check_fit(workload: LoadedWorkload, kernel: Kernel) -> None:
+    """The kernel's declared dtypes against the workload's.
+
+    Raises:
+        UsageError: they do not fit.
+    """
+    dtype = workload.workload.model.dtype
+    if dtype not in kernel.manifest.dtypes:
+        raise UsageError(
+            f"{kernel.spec} declares dtypes {', '.join(kernel.manifest.dtypes)}, but {workload.path.name} runs in "
+            f"{dtype}; try --set model.dtype={kernel.manifest.dtypes[0]}"
+        )
+
+
+def check_model(workload: LoadedWorkload) -> None:
+    """Local files exist; a hub model is cached, or its hub answers. Seconds, not minutes.
+
+    Raises:
+        UsageError: a local file is missing.
+        EnvironmentFault: a hub model is neither cached nor reachable.
+    """
+    spec, root = workload.workload.model, workload.path.parent
+    data = root / workload.workload.data.path
+    if not data.is_file():
+        raise UsageError(f"{workload.path}: data.path: no file {data}")
+    if spec.factory and not (root / spec.factory.rpartition(":")[0]).is_file():
+        raise UsageError(f"{workload.path}: model.factory: no file {root / spec.factory.rpartition(':')[0]}")
+    if spec.id is None or (root / spec.id).is_dir() or (spec.weights == "random" and "model_type" in spec.config):
+        return
+    if spec.id.startswith((".", "/")) or spec.id.count("/") > 1:
+        raise UsageError(f"{workload.path}: model.id: no folder {root / spec.id}")
+    _check_hub(spec.id, spec.revision or "main")
+
+
+def _check_hub(repository: str, revision: str) -> None:
+    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = try_to_load_from_cache(repository, "config.json", revision=revision)
+    except HFValidationError as error:
+        raise UsageError(f"model.id: {repository!r} is neither a folder nor a hub id") from error
+    if isinstance(cached, str) and Path(cached).is_file():
+        return
+    remedy = (
+        "run once with a network, point model.id at a local folder, "
+        "or use the same shapes without weights: --set model.weights=random"
+    )
+    if constants.HF_HUB_OFFLINE or os.environ.get("TRANSFORMERS_OFFLINE") == "1":
+        raise EnvironmentFault(f"offline, and config.json of {repository} is not in the cache; {remedy}")
+    address = urlsplit(constants.ENDPOINT)
+    port = address.port or (443 if address.scheme == "https" else 80)
+    try:
+        socket.create_connection((address.hostname or "", port), timeout=REACH_S).close()
+    except OSError as error:
+        raise EnvironmentFault(
+            f"{repository} is not in the cache, and its hub cannot be reached ({error}); {remedy}"
+        ) from error

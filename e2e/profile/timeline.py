@@ -1,0 +1,142 @@
+"""Parent side: stores a trace for people and for TensorBoard, and reads tables back from it. JSON only."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from e2e.schema.evidence import KernelTime, TraceRecord
+
+MAX_TRACE_BYTES = 256 * 2**20
+"""A larger raw trace is not read: a few steps of an honest model stay far below."""
+_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_RENAMED = {"cuda_runtime": "runtime", "cuda_driver": "runtime"}
+"""torch-tb-profiler 0.4.3 knows only `runtime`; under the new names every operator shows 0 device time."""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What one trace says, per step."""
+
+    record: TraceRecord
+    rows: Mapping[str, tuple[float, float]]
+    """By device kernel (or operator on a CPU): calls and seconds per step; operators by their own time."""
+    operators: Mapping[str, float]
+    """By operator: calls per step."""
+    busy_ratio: float | None
+    """Share of the device's span in which a kernel ran; None without device events."""
+
+
+def store(raw: Path, folder: Path, *, arm: str, steps: int) -> Timeline:
+    """Compress the raw trace into `folder`, write TensorBoard's copy, and read both tables.
+
+    Raises:
+        ValueError: the trace is too large, or is not a trace.
+    """
+    if raw.stat().st_size > MAX_TRACE_BYTES:
+        raise ValueError(f"the trace of {arm} has {raw.stat().st_size} bytes; the limit is {MAX_TRACE_BYTES}")
+    content = json.loads(raw.read_bytes())
+    events = content.get("traceEvents")
+    if not isinstance(events, list):
+        raise ValueError(f"the trace of {arm} holds no events")
+    name = arm.replace(":", ".").replace("+", ".")
+    path = folder / f"{name}.pt.trace.json.gz"
+    _write(path, content)
+    for_plugin = folder / "tensorboard" / name
+    for_plugin.mkdir(parents=True, exist_ok=True)
+    renamed = [{**event, "cat": _RENAMED.get(event.get("cat", ""), event.get("cat", ""))} for event in events]
+    _write(for_plugin / "worker.1.pt.trace.json.gz", {**content, "traceEvents": renamed})
+    raw.unlink()
+    return read(events, arm=arm, steps=steps, path=f"{folder.name}/{path.name}")
+
+
+def read(events: list[Any], *, arm: str, steps: int, path: str) -> Timeline:
+    """Tables of a trace's events."""
+    spans = [event for event in events if isinstance(event, dict) and event.get("ph") == "X" and "dur" in event]
+    device = [event for event in spans if event.get("cat") in _DEVICE]
+    operators = [event for event in spans if event.get("cat") == "cpu_op"]
+    totals = _totals(device) if device else _own_times(operators)
+    calls: dict[str, float] = defaultdict(float)
+    for event in operators:
+        calls[str(event["name"])] += 1 / steps
+    record = TraceRecord(arm=arm, path=path, events=len(events), device_events=len(device), steps=steps)
+    rows = {name: (count / steps, seconds / steps) for name, (count, seconds) in totals.items()}
+    return Timeline(record, rows, dict(calls), _busy(device))
+
+
+def difference(baseline: Timeline, candidate: Timeline) -> list[KernelTime]:
+    """Rows of both arms side by side, largest change first."""
+    rows = []
+    for name in {*baseline.rows, *candidate.rows}:
+        before, after = baseline.rows.get(name), candidate.rows.get(name)
+        calls = (after or before or (0.0, 0.0))[0]
+        rows.append(
+            KernelTime(
+                name=name,
+                calls=round(calls),
+                baseline_s=before[1] if before else None,
+                candidate_s=after[1] if after else None,
+            )
+        )
+    return sorted(rows, key=lambda row: (-abs((row.candidate_s or 0.0) - (row.baseline_s or 0.0)), row.name))
+
+
+def new_names(baseline: Timeline, candidate: Timeline) -> list[str]:
+    """Device kernels (operators on a CPU) of the candidate's trace that the baseline's does not have."""
+    before = {*baseline.rows, *baseline.operators}
+    return sorted(name for name in {*candidate.rows, *candidate.operators} if name not in before)
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    with gzip.open(path, "wt", encoding="utf-8", compresslevel=5) as file:
+        json.dump(content, file)
+
+
+def _totals(events: Iterable[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
+    found: dict[str, tuple[float, float]] = {}
+    for event in events:
+        count, seconds = found.get(str(event["name"]), (0.0, 0.0))
+        found[str(event["name"])] = (count + 1, seconds + float(event["dur"]) / 1e6)
+    return found
+
+
+def _own_times(events: list[Any]) -> dict[str, tuple[float, float]]:
+    """Operators by their own time: what their children took is the children's."""
+    found: dict[str, tuple[float, float]] = {}
+    threads: dict[Any, list[Any]] = defaultdict(list)
+    for event in events:
+        threads[event.get("tid")].append(event)
+    for thread in threads.values():
+        stack: list[tuple[float, str]] = []
+        for event in sorted(thread, key=lambda item: (float(item["ts"]), -float(item["dur"]))):
+            start, length, name = float(event["ts"]), float(event["dur"]), str(event["name"])
+            while stack and stack[-1][0] <= start:
+                stack.pop()
+            if stack:
+                count, seconds = found[stack[-1][1]]
+                found[stack[-1][1]] = (count, seconds - length / 1e6)
+            count, seconds = found.get(name, (0.0, 0.0))
+            found[name] = (count + 1, seconds + length / 1e6)
+            stack.append((start + length, name))
+    return found
+
+
+def _busy(events: list[Any]) -> float | None:
+    """Union of the kernels' intervals over their whole span."""
+    spans = sorted((float(event["ts"]), float(event["ts"]) + float(event["dur"])) for event in events)
+    if not spans:
+        return None
+    busy, (start, end) = 0.0, spans[0]
+    for left, right in spans[1:]:
+        if left > end:
+            busy += end - start
+            start, end = left, right
+        end = max(end, right)
+    busy += end - start
+    return busy / max(max(right for _, right in spans) - spans[0][0], 1e-9)
+

@@ -1,0 +1,237 @@
+"""Stage `check`: the op's sites, proof of engagement, and correctness against higher precision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from e2e.arm_names import ArmName
+from e2e.numerics.constraints import declined_by
+from e2e.processes import Worker
+from e2e.schema.evidence import (
+    DeviceFacts,
+    Engagement,
+    ModelCheck,
+    MutantCheck,
+    OpCheck,
+    SiteRecord,
+    TrainingCheck,
+)
+from e2e.schema.words import Mode, ReasonCode, Role, Stage
+from e2e.stages.course import Course
+
+STAGE = Stage.CHECK
+
+
+def check(course: Course) -> None:
+    """Survey the model, begin the pilot's compilation beside it, and judge the candidate's outputs."""
+    course.progress.stage("check", "loading the model, looking for the op's sites")
+    course.clean = course.crew.worker(clean=True)
+    _device(course)
+    survey = _survey(course)
+    if not course.fqns:
+        course.finish(STAGE)
+        return
+    if course.crew.cell.step != "train" and course.evidence.stage_asked.rank > STAGE.rank:
+        begin_pilot(course)
+    worker = course.crew.candidate_worker(course.fqns, stage=STAGE)
+    try:
+        _engage(course, worker, survey)
+        _ops(course, worker)
+        _training(course, worker) if course.crew.cell.step == "train" else _model(course, worker)
+    finally:
+        worker.close()
+    course.finish(STAGE)
+
+
+def _device(course: Course) -> None:
+    assert course.clean is not None
+    facts = course.clean.facts
+    course.facts |= facts
+    spec = course.crew.workload.workload.model
+    course.learn(
+        random_weights=spec.weights == "random",
+        device=DeviceFacts(
+            kind="cpu" if course.crew.device == "cpu" else "cuda",
+            name=facts["device"],
+            count_threads=course.crew._opening(True)["threads"],
+            total_memory_bytes=facts["memory"],
+        ),
+    )
+
+
+def _survey(course: Course) -> list[dict[str, Any]]:
+    """What the model's sites are, which of them mean the op, and which the candidate takes."""
+    assert course.clean is not None
+    found = course.crew.require(
+        course.clean,
+        "survey",
+        path=str(course.path("calls.safetensors")),
+        budget_bytes=course.policy.numerics.capture_bytes,
+    )
+    manifest = course.crew.built.kernel.manifest
+    records = []
+    for row in found["sites"]:
+        why, status = row["incompatible"], "incompatible"
+        if why is None:
+            refused = [text for dims in row["all_dims"] if (text := declined_by(manifest.constraints, dims))]
+            why, status = (f"the kernel declares {refused[0]!r}", "declined") if refused else (None, "patched")
+        records.append(SiteRecord(fqn=row["fqn"], owner=row["owner"], status=status, reason=why, dims=row["dims"]))
+    course.fqns = [record.fqn for record in records if record.status == "patched"]
+    _know_sites(course, records, proof="")
+    course.progress.note(f"{len(records)} sites of {course.crew.op}, {len(course.fqns)} take the kernel")
+    rows: list[dict[str, Any]] = found["sites"]
+    return rows
+
+
+def _know_sites(course: Course, records: list[SiteRecord], *, proof: str, moved: bool | None = None) -> None:
+    called = [record for record in records if record.calls]
+    patched = [record for record in records if record.status == "patched"]
+    course.learn(
+        engagement=Engagement(
+            sites_found=len(records),
+            sites_patched=len(patched),
+            sites_called=len(called),
+            calls=sum(record.calls for record in records),
+            coverage=len(called) / len(records) if records else None,
+            sites=records,
+            watermark_moved=moved,
+            proof=proof,
+        )
+    )
+
+
+def begin_pilot(course: Course, *, without: Sequence[str] = ()) -> None:
+    """Start preparing every arm in a worker of its own, without waiting: compiling takes longest."""
+    course.pilot = course.crew.candidate_worker(course.fqns, stage=STAGE)
+    for name in arm_names(course):
+        if str(name) not in without:
+            course.pilot.send("prepare", arm=str(name))
+
+
+def arm_names(course: Course) -> list[ArmName]:
+    """Every arm of the tournament, baselines first and simplest first, then candidates, then headroom."""
+    modes = [mode for mode in course.policy.modes if mode_problem(course, mode) is None]
+    alternatives = [None, *course.facts["alternatives"]]
+    baselines = [ArmName(Role.BASELINE, mode, other) for mode in modes for other in alternatives]
+    candidates = [ArmName(Role.CANDIDATE, mode) for mode in modes]
+    return [*baselines, *candidates, *(ArmName(Role.HEADROOM, mode) for mode in modes)]
+
+
+def mode_problem(course: Course, mode: Mode) -> str | None:
+    """Why a mode cannot exist on this device, before anything is tried."""
+    if mode is Mode.REDUCE_OVERHEAD and course.crew.device == "cpu":
+        return "CUDA graphs need a CUDA device"
+    return None
+
+
+def _engage(course: Course, worker: Worker, survey: list[dict[str, Any]]) -> None:
+    """One untimed step with counted calls: each patched site must run as often as the op occurs there."""
+    course.progress.stage("check", "does the kernel run at its sites?")
+    if course.crew.cell.step == "train":
+        reply: dict[str, Any] = {"calls": {row["fqn"]: row["calls"] for row in survey if row["fqn"] in course.fqns},
+                                 "watermark_moved": None}
+    else:
+        reply = course.crew.ask(worker, "engage", stage=STAGE)
+    calls = reply["calls"]
+    assert course.evidence.engagement is not None
+    records = [
+        record.model_copy(update={"calls": int(calls.get(record.fqn, 0))})
+        for record in course.evidence.engagement.sites
+    ]
+    proof = "calls counted in an untimed step"
+    if reply["watermark_moved"]:
+        proof += "; a constant in its place moved the step's outputs"
+    _know_sites(course, records, proof=proof, moved=reply["watermark_moved"])
+
+
+def _ops(course: Course, worker: Worker) -> None:
+    course.progress.stage("check", "the op on the model's own activations, against float64")
+    ratio = course.policy.numerics.error_ratio
+    inputs, outputs = course.path("calls.safetensors"), course.path("op-outputs.safetensors")
+    remarks = course.crew.ask(worker, "run_ops", stage=STAGE, inputs=str(inputs), outputs=str(outputs))["remarks"]
+    assert course.clean is not None
+    rows = course.crew.require(course.clean, "compare_ops", outputs=str(outputs), ratio=ratio)["checks"]
+    course.learn(op_checks=[_op_check(row, remark) for row, remark in zip(rows, remarks, strict=True)])
+    mutants = course.crew.require(course.clean, "mutants", ratio=ratio)["mutants"]
+    course.learn(mutants=[MutantCheck.model_validate(row) for row in mutants])
+
+
+def _op_check(row: dict[str, Any], remark: dict[str, Any]) -> OpCheck:
+    """The clean worker's numbers, with what the candidate's process remarked about the call itself."""
+    empty = {"error_candidate": None, "error_baseline": None, "status": "wrong"}
+    if "declined" in remark:
+        return OpCheck.model_validate({**empty, **row, "status": "declined", "message": remark["declined"]})
+    layout = ReasonCode.WRONG_OUTPUT_LAYOUT
+    problem: tuple[ReasonCode, str] | None = None
+    if "problem" in remark:
+        problem = (layout, str(remark["problem"]))
+    elif remark["inputs_changed"]:
+        problem = (ReasonCode.INPUTS_CHANGED, "an input tensor was written to")
+    elif remark["aliased"]:
+        problem = (layout, "the output shares memory with an input or with the previous output")
+    elif remark["layout"]:
+        problem = (layout, f"the output's strides are {remark['layout']}")
+    if problem and row.get("status", "passed") == "passed":
+        row = {**row, "status": "wrong", "code": problem[0], "message": problem[1]}
+    return OpCheck.model_validate({**empty, **row})
+
+
+def _model(course: Course, worker: Worker) -> None:
+    course.progress.stage("check", "the model's outputs, against one precision higher")
+    assert course.clean is not None
+    crew, tokens = course.crew, _model_tokens(course)
+    crew.require(course.clean, "reference_logits", tokens=tokens)
+    path = str(course.path("logits.safetensors"))
+    crew.ask(worker, "logits", stage=STAGE, tokens=tokens, path=path)
+    row = crew.require(course.clean, "compare_logits", path=path, ratio=course.policy.numerics.error_ratio)
+    course.learn(model_check=ModelCheck.model_validate(row))
+    crew.require(course.clean, "reference_step")
+
+
+def _model_tokens(course: Course) -> int:
+    """As many tokens as the policy wants and the logits' size allows."""
+    bytes_per_token = int(course.facts["facts"]["vocabulary"]) * 4
+    return max(1, min(course.policy.numerics.model_tokens, course.policy.numerics.capture_bytes // bytes_per_token))
+
+
+def _training(course: Course, worker: Worker) -> None:
+    course.progress.stage("check", "one training step: gradients of every parameter")
+    paths = {True: str(course.path("gradients-candidate.st")), False: str(course.path("gradients-baseline.st"))}
+    own = course.crew.ask(worker, "gradients", stage=STAGE, candidate=False, path=paths[False])
+    theirs = course.crew.ask(worker, "gradients", stage=STAGE, candidate=True, path=paths[True])
+    assert course.clean is not None
+    row = course.crew.require(
+        course.clean,
+        "compare_gradients",
+        baseline=paths[False],
+        candidate=paths[True],
+        ratio=course.policy.numerics.error_ratio,
+    )
+    course.learn(
+        training=TrainingCheck.model_validate(
+            {
+                **row,
+                "parameters": own["parameters"],
+                "with_gradient_baseline": len(own["with_gradient"]),
+                "with_gradient_candidate": len(theirs["with_gradient"]),
+                "loss_baseline": own["loss"],
+                "loss_candidate": theirs["loss"],
+            }
+        )
+    )
+
+
+def arm_is_right(course: Course, worker: Worker, arm: str) -> str | None:
+    """Why an arm may not be timed: in its mode the step's outputs are further from the reference than allowed."""
+    assert course.clean is not None
+    path = str(course.path("step.safetensors"))
+    course.crew.ask(worker, "step_output", stage=Stage.SCREEN, arm=arm, path=path)
+    row = course.crew.require(
+        course.clean, "compare_step", path=path, ratio=course.policy.numerics.error_ratio
+    )
+    if row["passed"]:
+        return None
+    found = "not finite or of another shape" if row["error"] is None else f"error {row['error']:.1e}"
+    return f"its step's outputs are wrong: {found}, allowed {row['allowed']:.1e} (eager baseline {row['baseline']:.1e})"
+

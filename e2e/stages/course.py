@@ -1,0 +1,66 @@
+"""One cell's way through the stages: what is known so far, and what every stage needs."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from e2e.crew import Crew, Deadline
+from e2e.measure.machine import Watch
+from e2e.measure.schedule import SeedSource
+from e2e.processes import Worker
+from e2e.protocols import Progress
+from e2e.schema.evidence import Evidence, Fault
+from e2e.schema.policy import Policy
+from e2e.schema.words import Stage
+
+
+@dataclass
+class Course:
+    """Evidence grows here; every other record in e2e is frozen."""
+
+    crew: Crew
+    policy: Policy
+    progress: Progress
+    deadline: Deadline
+    folder: Path
+    """The run's own folder, for traces."""
+    evidence: Evidence
+    traces: bool
+    rng: random.Random
+    seeds: SeedSource
+    clean: Worker | None = None
+    pilot: Worker | None = None
+    """Has every arm prepared; times the pilot, replays audited steps, records traces. Never part of an interval."""
+    fqns: list[str] = field(default_factory=list)
+    """Sites that run the candidate."""
+    digests: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Fingerprint of every timed step, by arm and input seed."""
+    steps_run: int = 0
+    steps_committed: int = 0
+    """Steps of recorded segments, and how many of them left a fingerprint."""
+    audited: set[tuple[str, int]] = field(default_factory=set)
+    replays: list[tuple[str, int, int]] = field(default_factory=list)
+    """Arm, mismatches, and steps of every replay."""
+    reserve_s: float = 0.0
+    """Time kept for traces, memory and the report."""
+    watch: Watch = field(default_factory=lambda: Watch("cpu"))
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def learn(self, **found: Any) -> None:
+        """Add to the evidence."""
+        self.evidence = self.evidence.model_copy(update=found)
+
+    def fail(self, fault: Fault) -> None:
+        """Record a fault; everything else that is known stays."""
+        self.learn(faults=[*self.evidence.faults, fault])
+
+    def finish(self, stage: Stage) -> None:
+        """That stage's work is complete."""
+        self.learn(stage_finished=stage)
+
+    def path(self, name: str) -> Path:
+        """A file in the scratch folder, gone after the run."""
+        return self.crew.scratch / name

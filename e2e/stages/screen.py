@@ -1,0 +1,226 @@
+"""Stage `screen`: the tournament of arms, the ceiling, the op alone. Never a confirmation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from e2e import stats
+from e2e.arm_names import AS_SHIPPED, ArmName
+from e2e.judge import judge
+from e2e.measure.schedule import pick_strongest, steps_for
+from e2e.processes import Worker, WorkerFault
+from e2e.schema.evidence import ArmRecord, Isolated
+from e2e.schema.verdict import Estimate
+from e2e.schema.words import Mode, Role, Stage
+from e2e.stages.check import arm_is_right, arm_names, begin_pilot, mode_problem
+from e2e.stages.course import Course
+from e2e.stages.timing import run_block
+
+STAGE = Stage.SCREEN
+PILOT_WORKER, CEILING_WORKER = 0, 1
+PILOT_BLOCKS = 2
+"""Mirrored blocks of all arms; they choose the modes and are part of no interval."""
+CEILING_BLOCKS = 6
+"""Further blocks of the strongest baseline and the fastest headroom arm, in each worker that times the ceiling."""
+PILOT_SEGMENT_S = 0.1
+TIE_OF_MARGIN = 0.2
+"""Arms this share of the margin apart are a tie: a wider one would let the candidate face a weaker baseline."""
+
+
+def screen(course: Course) -> None:
+    """Try every arm, choose the strongest of either side, and bound what any kernel could win."""
+    course.progress.stage("screen", "compiling every arm")
+    _prepare_arms(course)
+    course.progress.stage("screen", "pilot of every arm")
+    _pilot(course)
+    course.progress.stage("screen", "the most any kernel for this op could win")
+    _ceiling(course)
+    _isolated(course)
+    course.finish(STAGE)
+
+
+def _prepare_arms(course: Course) -> None:
+    """Collect what `begin_pilot` asked for; an arm that fails is shown with its reason, never dropped."""
+    records: dict[str, ArmRecord] = {}
+    waiting = [str(name) for name in arm_names(course)]
+    while waiting:
+        name = waiting.pop(0)
+        arm = ArmName.parse(name)
+        course.progress.advance(len(records), len(records) + len(waiting) + 1, f"preparing {name}")
+        assert course.pilot is not None
+        try:
+            reply = course.pilot.answer("prepare", timeout_s=course.policy.budgets.compile_s)
+            records[name] = _record(course, arm, reply)
+        except WorkerFault as fault:
+            if arm.role is Role.CANDIDATE and (fault.kind != "raised" or arm.mode is Mode.EAGER):
+                raise course.crew.blame(fault, stage=STAGE, worker=course.pilot) from fault
+            records[name] = _failed(arm, fault.message)
+            if fault.kind != "raised":
+                waiting = _begin_again(course, records, waiting)
+    course.learn(arms=[*records.values(), *_skipped(course)])
+
+
+def _begin_again(course: Course, records: dict[str, ArmRecord], waiting: list[str]) -> list[str]:
+    """A baseline arm took its process with it: a new one, without that arm."""
+    kept = [name for name, record in records.items() if record.status == "ok"]
+    failed = [name for name in records if name not in kept]
+    begin_pilot(course, without=failed)
+    return [*kept, *waiting]
+
+
+def _record(course: Course, arm: ArmName, reply: dict[str, Any]) -> ArmRecord:
+    """What a prepared arm proved about itself, and whether its mode keeps the result."""
+    engagement = course.evidence.engagement
+    calls = reply["kernel_calls"]
+    if arm.role is Role.CANDIDATE and arm.mode is Mode.EAGER and engagement is not None:
+        calls = engagement.calls
+    status, reason = "ok", None
+    if arm.mode is not Mode.EAGER and not reply["regions"]:
+        status, reason = "void", "it ran eagerly: no compiled region was entered"
+    elif arm.role is Role.CANDIDATE and not calls:
+        status, reason = "void", "the kernel is not in the compiled graph"
+    return ArmRecord(
+        name=str(arm),
+        role=arm.role,
+        mode=arm.mode,
+        alternative=arm.alternative,
+        status="ok" if status == "ok" else "void",
+        reason=reason,
+        first_step_s=reply["first_step_s"],
+        compiled_regions=reply["regions"],
+        kernel_calls=calls if arm.role is Role.CANDIDATE else None,
+    )
+
+
+def _failed(arm: ArmName, reason: str) -> ArmRecord:
+    return ArmRecord(
+        name=str(arm), role=arm.role, mode=arm.mode, alternative=arm.alternative, status="failed", reason=reason
+    )
+
+
+def _skipped(course: Course) -> list[ArmRecord]:
+    return [
+        ArmRecord(name=str(ArmName(role, mode)), role=role, mode=mode, status="skipped", reason=problem)
+        for mode in course.policy.modes
+        if (problem := mode_problem(course, mode)) is not None
+        for role in (Role.BASELINE, Role.CANDIDATE)
+    ]
+
+
+def _pilot(course: Course) -> None:
+    """Time every arm that works, drop those whose mode changes the result, and choose."""
+    assert course.pilot is not None
+    course.crew.require(course.pilot, "settle")
+    usable = [_checked(course, record) for record in course.evidence.arms]
+    course.learn(arms=usable)
+    names = [record.name for record in usable if record.status == "ok"]
+    step_s = _rough_step_s(course)
+    steps = steps_for(step_s, segment_s=PILOT_SEGMENT_S, min_steps=course.policy.min_steps)
+    for number in range(PILOT_BLOCKS):
+        _timed(course, course.pilot, dict.fromkeys(names, steps), phase="pilot", worker_number=PILOT_WORKER, number=number)
+    course.learn(arms=[_with_time(course, record) for record in course.evidence.arms])
+    course.learn(baseline=_strongest(course, Role.BASELINE), candidate=_strongest(course, Role.CANDIDATE))
+    course.progress.note(f"strongest PyTorch: {course.evidence.baseline}; best candidate: {course.evidence.candidate}")
+
+
+def _checked(course: Course, record: ArmRecord) -> ArmRecord:
+    if record.status != "ok" or record.role is Role.HEADROOM:
+        return record
+    assert course.pilot is not None
+    problem = arm_is_right(course, course.pilot, record.name)
+    return record if problem is None else record.model_copy(update={"status": "void", "reason": problem})
+
+
+def _rough_step_s(course: Course) -> float:
+    """The eager baseline's step, to size the pilot's segments."""
+    assert course.pilot is not None
+    reply = course.crew.require(course.pilot, "quick", arm=AS_SHIPPED)
+    return float(reply["step_s"])
+
+
+def _timed(course: Course, worker: Worker, plan: dict[str, int], *, phase: Any, worker_number: int, number: int) -> None:
+    run_block(
+        course, worker, plan, phase=phase, worker_number=worker_number, block_number=number, stage=STAGE
+    )
+
+
+def _with_time(course: Course, record: ArmRecord) -> ArmRecord:
+    return record.model_copy(update={"step_s": stats.step_seconds(course.evidence.segments, record.name)})
+
+
+def _strongest(course: Course, role: Role) -> str | None:
+    arms = [record for record in course.evidence.arms if record.role is role and record.step_s is not None]
+    if not arms:
+        return None
+    order = sorted(arms, key=lambda record: (record.mode.rank, record.alternative is not None))
+    times = {record.name: record.step_s for record in arms if record.step_s is not None}
+    return pick_strongest(times, [record.name for record in order], tie=TIE_OF_MARGIN * course.policy.margin)
+
+
+def _ceiling(course: Course) -> None:
+    """Strongest baseline against the fastest headroom arm; a second worker only where it may decide alone."""
+    headroom, baseline = _strongest(course, Role.HEADROOM), course.evidence.baseline
+    if headroom is None or baseline is None or course.pilot is None:
+        return
+    plan = dict.fromkeys((baseline, headroom), _verdict_steps(course, baseline))
+    for number in range(PILOT_BLOCKS, PILOT_BLOCKS + CEILING_BLOCKS):
+        _timed(course, course.pilot, plan, phase="ceiling", worker_number=PILOT_WORKER, number=number)
+    contrasts = stats.block_contrasts(course.evidence.segments, arm=headroom, other=baseline)
+    point = stats.worker_estimate(contrasts[PILOT_WORKER])
+    course.progress.note(f"any kernel for this op: about {2.718281828 ** point:.3f}x at most")
+    if point < 2 * course.policy.margin:
+        _second_ceiling(course, plan)
+    seen = ceiling(course)
+    if seen is not None:
+        course.progress.note(f"ceiling {seen.point_estimate:.3f}x ({seen.lower_bound:.3f} to {seen.upper_bound:.3f})")
+
+
+def _second_ceiling(course: Course, plan: dict[str, int]) -> None:
+    with course.crew.candidate_worker(course.fqns, stage=STAGE) as worker:
+        for name in plan:
+            course.crew.require(worker, "prepare", timeout_s=course.policy.budgets.compile_s, arm=name)
+        course.crew.require(worker, "settle")
+        _timed(course, worker, plan, phase=None, worker_number=CEILING_WORKER, number=0)
+        for number in range(CEILING_BLOCKS + PILOT_BLOCKS):
+            _timed(course, worker, plan, phase="ceiling", worker_number=CEILING_WORKER, number=number)
+
+
+def _verdict_steps(course: Course, arm: str) -> int:
+    record = next(record for record in course.evidence.arms if record.name == arm)
+    assert record.step_s is not None
+    return steps_for(record.step_s, segment_s=course.policy.segment_s, min_steps=course.policy.min_steps)
+
+
+def ceiling(course: Course) -> Estimate | None:
+    """The ceiling as the judge sees it now."""
+    return judge(course.evidence, course.policy).latency.ceiling
+
+
+def _isolated(course: Course) -> None:
+    """The op alone at the workload's first captured shape; explains, never decides."""
+    assert course.pilot is not None and course.evidence.engagement is not None
+    alternatives = [record.alternative for record in course.evidence.arms if record.alternative]
+    alternative = alternatives[0] if alternatives else None
+    found = course.crew.ask(
+        course.pilot,
+        "isolated",
+        stage=STAGE,
+        inputs=str(course.path("calls.safetensors")),
+        seconds=min(3.0, 0.02 * course.policy.budgets.cell_s),
+        alternative=alternative,
+    )["seconds"]
+    check = course.evidence.op_checks[0]
+    bare = found.get("bare")
+    course.learn(
+        isolated=Isolated(
+            shape=check.shape,
+            calls_per_step=course.evidence.engagement.calls,
+            eager_s=found["eager"],
+            alternative=alternative,
+            alternative_s=found.get("alternative"),
+            candidate_s=found["candidate"],
+            plumbing_s=None if bare is None else found["candidate"] - bare,
+        )
+    )
+
+

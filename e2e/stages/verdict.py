@@ -1,0 +1,162 @@
+"""Stage `verdict`: fresh worker processes, mirrored blocks, planned looks; then the audit."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from e2e import stats
+from e2e.arm_names import AS_SHIPPED, ArmName
+from e2e.judge import decided
+from e2e.measure.schedule import steps_for
+from e2e.processes import Worker
+from e2e.schema.evidence import Audit
+from e2e.schema.words import Role, Stage
+from e2e.stages.course import Course
+from e2e.stages.screen import CEILING_WORKER
+from e2e.stages.timing import run_block
+
+STAGE = Stage.VERDICT
+FIRST_WORKER = CEILING_WORKER + 1
+
+
+def time_verdict(course: Course) -> None:
+    """Worker after worker until a look decides, the looks are used up, or the time is."""
+    if course.evidence.baseline is None or course.evidence.candidate is None:
+        return
+    plan = _plan(course)
+    blocks = _blocks(course)
+    looks = course.policy.looks
+    spent = 0.0
+    for place in range(looks[-1]):
+        if course.deadline.left_s < spent + course.reserve_s:
+            course.learn(budget_exhausted=True)
+            break
+        start = time.monotonic()
+        _one_worker(course, plan, number=FIRST_WORKER + place, place=place, blocks=blocks)
+        spent = max(spent, time.monotonic() - start)
+        if place + 1 in looks and decided(course.evidence, course.policy):
+            break
+    course.finish(STAGE)
+
+
+def _plan(course: Course) -> dict[str, int]:
+    """Arms of every block and their counted steps, from baselines' pilot times only."""
+    assert course.evidence.baseline is not None and course.evidence.candidate is not None
+    times = {record.name: record.step_s for record in course.evidence.arms}
+    strongest = ArmName.parse(course.evidence.baseline)
+
+    def steps(arm: str) -> int:
+        step_s = times[arm]
+        assert step_s is not None
+        return steps_for(step_s, segment_s=course.policy.segment_s, min_steps=course.policy.min_steps)
+
+    counted = steps(course.evidence.baseline)
+    plan = {course.evidence.baseline: counted, course.evidence.candidate: counted}
+    plan[str(ArmName(Role.SHAM, strongest.mode, strongest.alternative))] = counted
+    if "as_shipped" in course.policy.opponents and course.evidence.baseline != AS_SHIPPED:
+        plan[AS_SHIPPED] = steps(AS_SHIPPED)
+    return plan
+
+
+def _blocks(course: Course) -> int:
+    """Blocks per worker, from the spread of the pilot's block contrasts."""
+    baseline = course.evidence.baseline
+    assert baseline is not None
+    headroom = _headroom(course)
+    contrasts = {} if headroom is None else stats.block_contrasts(
+        course.evidence.segments, arm=headroom, other=baseline
+    )
+    spread = stats.block_sd(contrasts)
+    return course.policy.blocks if spread is None else stats.blocks_for(spread, course.policy)
+
+
+def _headroom(course: Course) -> str | None:
+    arms = [r for r in course.evidence.arms if r.role is Role.HEADROOM and r.step_s is not None]
+    return min(arms, key=lambda record: record.step_s or 0.0).name if arms else None
+
+
+def _one_worker(course: Course, plan: dict[str, int], *, number: int, place: int, blocks: int) -> None:
+    """A fresh process: all arms, one discarded block, then the counted ones; its steps are audited elsewhere."""
+    headroom = _headroom(course)
+    if headroom is not None and place < course.policy.ceiling_workers:
+        plan = {**plan, headroom: plan[str(course.evidence.baseline)]}
+    course.progress.stage("verdict", f"worker {place + 1} of at least {course.policy.looks[0]}")
+    with course.crew.candidate_worker(course.fqns, stage=STAGE) as worker:
+        order = list(plan)
+        course.rng.shuffle(order)
+        for arm in order:
+            course.crew.ask(worker, "prepare", stage=STAGE, timeout_s=course.policy.budgets.compile_s, arm=arm)
+        course.crew.require(worker, "settle")
+        for block in range(-1, blocks):
+            run_block(
+                course,
+                worker,
+                plan,
+                phase=None if block < 0 else "verdict",
+                worker_number=number,
+                block_number=block,
+                stage=STAGE,
+            )
+            course.progress.advance(block + 1, blocks, f"worker {place + 1}", course.deadline.left_s)
+    course.learn(workers_finished=course.evidence.workers_finished + 1)
+    _audit(course, plan)
+
+
+def _audit(course: Course, plan: dict[str, int]) -> None:
+    """Replay a random few of this worker's steps in processes that did not run them, and compare fingerprints."""
+    assert course.pilot is not None and course.clean is not None
+    fresh = {key: value for key, value in course.digests.items() if key not in course.audited}
+    course.audited |= set(fresh)
+    sham = str(ArmName(Role.SHAM, *_mode_of(course.evidence.baseline)))
+    for arm in plan:
+        if ArmName.parse(arm).role is Role.HEADROOM:
+            continue
+        seeds = [seed for name, seed in fresh if name == arm]
+        count = max(1, round(course.policy.audit_fraction * len(seeds)))
+        chosen = course.rng.sample(seeds, min(count, len(seeds)))
+        replayed_as = str(course.evidence.baseline) if arm == sham else arm
+        _compare(course, course.pilot, arm, replayed_as, chosen, fresh)
+        if arm == AS_SHIPPED:
+            _compare(course, course.clean, arm, arm, chosen, fresh)
+    course.learn(
+        audit=audit_of(
+            course.replays, run=course.steps_run, committed=course.steps_committed, baseline=course.evidence.baseline
+        )
+    )
+
+
+def _mode_of(arm: str | None) -> tuple[Any, Any]:
+    name = ArmName.parse(str(arm))
+    return name.mode, name.alternative
+
+
+def _compare(
+    course: Course, worker: Worker, arm: str, replayed_as: str, seeds: list[int], committed: dict[tuple[str, int], int]
+) -> None:
+    fields = {"arm": replayed_as, "seeds": seeds}
+    reply = (
+        course.crew.require(worker, "digests", **fields)
+        if worker is course.clean
+        else course.crew.ask(worker, "digests", stage=STAGE, **fields)
+    )
+    wrong = sum(
+        committed[(arm, seed)] != int(digest) for seed, digest in zip(seeds, reply["digests"], strict=True)
+    )
+    course.replays.append((arm, wrong, len(seeds)))
+
+
+def audit_of(replays: list[tuple[str, int, int]], *, run: int, committed: int, baseline: str | None) -> Audit:
+    """All replays of a run as one record."""
+    totals: dict[str, tuple[int, int]] = {}
+    for arm, wrong, count in replays:
+        before = totals.get(arm, (0, 0))
+        totals[arm] = (before[0] + wrong, before[1] + count)
+    own = totals.get(str(baseline))
+    return Audit(
+        steps_timed=run,
+        steps_committed=committed,
+        steps_audited=sum(count for _, count in totals.values()),
+        mismatches=[f"{arm}: {wrong} of {count}" for arm, (wrong, count) in totals.items() if wrong],
+        baseline_repeats=None if own is None else own[0] == 0,
+    )

@@ -1,0 +1,7 @@
+// /// e2e
+// op: rms_norm
+// entry: broken
+// launch: {grid: [rows], block: [256]}
+// ///
+
+extern "C" __global__ void broken(float* x) { x[0] = undeclared; }

@@ -1,0 +1,2 @@
+#pragma once
+constexpr double kFactor = 1.0;

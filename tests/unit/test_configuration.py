@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import settings as limits
+from hypothesis import strategies as st
+
+from e2e.configuration import BUILT_IN_POLICIES, load_policy, load_workload
+from e2e.errors import UsageError
+from e2e.schema.policy import Policy
+
+VALID = """\
+# a first comment
+name: small
+task: causal-lm
+step: prefill
+model:
+  id: folder
+  dtype: float32
+data: {path: text.txt}
+cells: {batch: [1], sequence: [16, 32]}
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "workloads").mkdir()
+    (tmp_path / "workloads" / "small.yaml").write_text(VALID)
+    return tmp_path
+
+
+def refusal(path: str, *overrides: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        load_workload(path, overrides)
+    return caught.value.message
+
+
+def policy_refusal(name: str | None) -> str:
+    with pytest.raises(UsageError) as caught:
+        load_policy(name)
+    return caught.value.message
+
+
+def write(folder: Path, text: str) -> str:
+    (folder / "w.yaml").write_text(text)
+    return "w.yaml"
+
+
+def test_a_shipped_workload_is_found_by_its_bare_name(here: Path) -> None:
+    loaded = load_workload("small")
+    assert here / "workloads" / "small.yaml" == loaded.path
+    assert [16, 32] == loaded.workload.cells.sequence
+    assert {} == loaded.overrides
+
+
+def test_a_path_works_and_the_digest_is_of_the_file(here: Path) -> None:
+    by_path, by_name = load_workload("workloads/small.yaml"), load_workload("small", ["cells.batch=[4]"])
+    assert by_path.sha256 == by_name.sha256
+    assert by_path.workload != by_name.workload
+
+
+def test_every_mistake_is_shown_at_once_with_its_line(here: Path) -> None:
+    text = VALID.replace("step: prefill", "step: prefil").replace("  dtype:", "  dtyp:").replace("[1]", "[x]")
+    said = refusal(write(here, text))
+    assert "w.yaml:4: step: must be 'prefill', 'decode' or 'train', not 'prefil'; did you mean 'prefill'?" in said
+    assert "w.yaml:7: model.dtyp: no such field; did you mean 'dtype'?" in said
+    assert "w.yaml:5: model.dtype: missing; it is required" in said
+    assert "w.yaml:9: cells.batch[0]: must be a valid integer, not 'x'" in said
+
+
+def test_a_threshold_in_a_workload_is_sent_to_the_policy_file(here: Path) -> None:
+    assert "thresholds (margin) belong in a policy file" in refusal(write(here, VALID + "margin: 0.02\n"))
+
+
+def test_true_is_not_a_number_and_quoted_digits_are_text(here: Path) -> None:
+    said = refusal(write(here, VALID.replace("batch: [1]", 'batch: [true, "8"]')))
+    assert "cells.batch[0]: must be a valid integer, not True" in said
+    assert "cells.batch[1]: must be a valid integer, not '8'" in said
+
+
+def test_a_key_given_twice_is_refused(here: Path) -> None:
+    assert "w.yaml:10: step: given twice (first on line 4)" in refusal(write(here, VALID + "step: train\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "the workload is empty"),
+        ("# only a comment\n", "the workload is empty"),
+        ("- a\n- b\n", "is a mapping of fields, not a list"),
+        ("just words\n", "not a single value"),
+        ("a: [1\n", "not readable as YAML"),
+        ("a: &x [1]\nb: *x\n", "anchors and aliases are not allowed"),
+        ("a: 1\n---\nb: 2\n", "not readable as YAML"),
+        ("a: !!python/object:os.system {}\n", "tags such as"),
+        ("a: " + "[" * 5000, "nested more than"),
+        ('name: "\\ud800"\n', "half of a character pair"),
+        ('name: "\\U00ffffff"\n', "not readable as YAML"),
+        ("a: " + "9" * 5000 + "\n", "digits"),
+        ("x" * 300_000, "too large"),
+    ],
+)
+def test_a_file_that_is_no_workload_is_refused_in_words(here: Path, text: str, words: str) -> None:
+    assert words in refusal(write(here, text))
+
+
+def test_a_binary_file_a_folder_and_a_device_are_refused(here: Path) -> None:
+    (here / "w.yaml").write_bytes(b"\x7fELF\x00\xff")
+    assert "is not text in UTF-8" in refusal("w.yaml")
+    (here / "w.yaml").write_bytes(b"ELF\x00")
+    assert "is a binary file" in refusal("w.yaml")
+    assert "is a folder; a workload is one YAML file: small.yaml" in refusal("workloads")
+    assert "is not a regular file" in refusal("/dev/zero")
+    assert "is not a path" in refusal("a\0b")
+    assert "File name too long" in refusal("a" * 300)
+
+
+def test_a_missing_file_names_the_nearest_one(here: Path) -> None:
+    assert "no workload 'smal'; did you mean 'small'?" == refusal("smal")
+    assert "did you mean 'workloads/small.yaml'?" in refusal("workloads/smal.yaml")
+    assert "shipped: small" in refusal("zzz")
+
+
+def test_overrides_are_typed_laid_over_and_reported(here: Path) -> None:
+    overrides = ["model.weights=random", "cells.batch=[2, 4]", "model.config.num_hidden_layers=3"]
+    loaded = load_workload("small", [*overrides, "train.optimizer=sgd"])
+    assert "random" == loaded.workload.model.weights
+    assert [2, 4] == loaded.workload.cells.batch
+    assert {"num_hidden_layers": 3} == loaded.workload.model.config
+    assert "sgd" == loaded.workload.train.optimizer
+    assert {
+        "model.weights": "random", "cells.batch": [2, 4], "model.config.num_hidden_layers": 3,
+        "train.optimizer": "sgd",
+    } == loaded.overrides  # fmt: skip
+
+
+def test_every_bad_override_is_shown_at_once_and_by_name(here: Path) -> None:
+    said = refusal("small", "modle.dtype=x", "dtype=float16", "foo", "cells.batch=8", "name.x=1", "step=[")
+    assert "--set modle.dtype=x: no such field; did you mean 'model.dtype'?" in said
+    assert "--set dtype=float16: no such field; did you mean 'model.dtype'?" in said
+    assert "--set foo: write key.path=value" in said
+    assert "--set cells.batch=8: cells.batch: must be a valid array, not 8; write cells.batch=[8]" in said
+    assert "--set name.x=1: 'name' has no fields of its own" in said
+    assert "--set step=[" in said
+    assert "set twice" in refusal("small", "step=train", "step=decode")
+
+
+def test_an_override_does_not_hide_mistakes_in_the_file(here: Path) -> None:
+    said = refusal(write(here, VALID + "stepp: 1\n"), "model.attention=sdap")
+    assert "--set model.attention=sdap: model.attention: must be 'sdpa' or 'eager'" in said
+    assert "w.yaml:10: stepp: no such field; did you mean 'step'?" in said
+
+
+def test_the_policy_is_the_callers_else_the_workloads_else_standard(here: Path) -> None:
+    (here / "workloads" / "strict.yaml").write_text("name: strict\nmargin: 0.05\n")
+    named = load_workload(write(here, VALID + "policy: workloads/strict.yaml\n"))
+    assert "standard" == load_policy(None, workload=load_workload("small")).name
+    assert 0.05 == load_policy(None, workload=named).margin
+    assert "demo" == load_policy("demo", workload=named).name
+
+
+def test_every_built_in_policy_is_valid() -> None:
+    files = sorted(BUILT_IN_POLICIES.glob("*.yaml"))
+    assert ["demo", "standard"] == [load_policy(file.stem).name for file in files]
+    assert Policy(name="standard") == load_policy("standard")
+
+
+def test_a_bad_policy_is_refused_with_lines(here: Path) -> None:
+    (here / "p.yaml").write_text("name: p\nlooks: []\nmargen: 1\n")
+    said = policy_refusal("p.yaml")
+    assert "p.yaml:2: looks:" in said
+    assert "p.yaml:3: margen: no such field; did you mean 'margin'?" in said
+    assert "no policy 'standrd'; did you mean 'standard'?" == policy_refusal("standrd")
+
+
+# ---- Whatever is in the file, the only exception is the one with a message.
+
+KEYS = st.sampled_from(
+    ["name", "task", "step", "model", "data", "cells", "train", "policy", "batch", "sequence", "id", "dtype",
+     "config", "weights", "path", "looks", "margin", "modes", "decides", "opponents", "blocks", "<<", "0", ""]
+)  # fmt: skip
+SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.dates() | st.binary(max_size=3)
+    | st.sampled_from(["prefill", "float32", "eager", "causal-lm", "random", "1e-5", "yes", "0x10"])
+)  # fmt: skip
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4), max_leaves=12
+)
+
+
+def survives(content: bytes, overrides: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "any.yaml"
+        file.write_bytes(content)
+        for load in (lambda: load_workload(str(file), overrides), lambda: load_policy(str(file))):
+            try:
+                load()
+            except UsageError as error:
+                assert error.message
+
+
+@limits(max_examples=150, deadline=None)
+@given(st.text(max_size=200))
+def test_any_text_is_a_usage_error_at_worst(text: str) -> None:
+    survives(text.encode("utf-8", "surrogatepass"), [])
+
+
+@limits(max_examples=50, deadline=None)
+@given(st.binary(max_size=100))
+def test_any_bytes_are_a_usage_error_at_worst(content: bytes) -> None:
+    survives(content, [])
+
+
+@limits(max_examples=200, deadline=None)
+@given(st.dictionaries(KEYS, VALUES, max_size=6))
+def test_any_fields_are_a_usage_error_at_worst(changes: dict[str, Any]) -> None:
+    survives(yaml.safe_dump({**yaml.safe_load(VALID), **changes}).encode(), [])
+
+
+@limits(max_examples=200, deadline=None)
+@given(st.data())
+def test_any_damage_to_a_valid_file_is_a_usage_error_at_worst(data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(VALID)))
+    end = data.draw(st.integers(start, min(len(VALID), start + 20)))
+    put = data.draw(st.text(max_size=6) | st.sampled_from(["\t", ": ", "- ", "&a ", "*a", "!!", "{", "\n", "? ", "|"]))
+    survives((VALID[:start] + put + VALID[end:]).encode("utf-8", "surrogatepass"), [])
+
+
+@limits(max_examples=200, deadline=None)
+@given(st.lists(st.text(max_size=20) | st.builds("{}.{}={}".format, KEYS, KEYS, st.text(max_size=8)), max_size=3))
+def test_any_override_is_a_usage_error_at_worst(overrides: list[str]) -> None:
+    survives(VALID.encode(), overrides)
