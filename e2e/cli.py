@@ -135,11 +135,15 @@ def gate(
     policy: Annotated[str | None, typer.Option(metavar="FILE", help="Judge under another policy.")] = None,
 ) -> int:
     """Judge a stored run again; the exit code is the verdict's."""
-    from e2e.configuration import load_policy
     from e2e.gate import regate
     from e2e.store import load
 
-    gated = regate(load(run), load_policy(policy) if policy is not None else None)
+    other = None
+    if policy is not None:
+        from e2e.configuration import load_policy
+
+        other = load_policy(policy)
+    gated = regate(load(run), other)
     _emit(gated.text)
     return gated.code
 

@@ -214,11 +214,12 @@ def _fix(case: _Case, why: str, *, until: Stage) -> NextAction:
 
 
 def _fault_place(case: _Case, code: ReasonCode) -> str:
-    """`rmsnorm.cu:31`, a site or a parameter: the most exact place known."""
+    """`rmsnorm.cu:31`, or the kernel and where it was caught: the most exact place known."""
     where = next(reason.where for reason in case.verdict.reasons if reason.code is code)
     if where.file:
         return f"{where.file}:{where.line}" if where.line else where.file
-    return where.site or where.parameter or "the kernel"
+    caught = where.site or where.parameter
+    return f"the kernel (caught at {caught})" if caught else "the kernel"
 
 
 def _elsewhere(case: _Case, code: ReasonCode) -> list[NextAction]:
@@ -283,7 +284,7 @@ def _full_verdict(case: _Case, code: ReasonCode) -> list[NextAction]:
 
 
 def _more_time(case: _Case, code: ReasonCode) -> list[NextAction]:
-    """The run ended early: time for the workers that a look needs or that would decide, at this run's pace."""
+    """The run ended early: time for the workers that a look needs or that would decide, at this pace."""
     looks, done = case.policy.looks, case.evidence.workers_finished
     workers = min(max(_workers_to_decide(case) or 0, looks[0]), looks[-1])
     budget_s = case.policy.budgets.cell_s * (max(2.0, workers / done) if done else 2.0)
@@ -325,8 +326,8 @@ def _larger_schedule(case: _Case) -> NextAction:
         why = "the gain lies too near the margin for any schedule: run it again on a quieter machine"
         why += f" ({wording.span(budget_s)}), or accept that it is about the margin"
     else:
-        why = f"a fresh run of about {workers} workers ({wording.span(budget_s)}) should decide"
-        why += f": a policy whose `looks` end at {workers}, on as quiet a machine as possible"
+        why = f"about {workers} workers ({wording.span(budget_s)}) should decide: give a fresh run a policy"
+        why += f" whose `looks` end at {workers}; under this one, only a quieter machine helps"
     command = case.invocation.validate(budget_s=budget_s)
     return NextAction(kind="larger_schedule", why=why, command=command, seconds=budget_s)
 

@@ -14,12 +14,12 @@ from e2e.schema.words import Outcome, ReasonKind, kind_of
 from e2e.story import reason_line
 from e2e.wording import LABELS, clean, outcome_word
 
-_WORST_FIRST = (
+WORST_FIRST = (
     Outcome.INCORRECT,
     Outcome.FAILED,
-    Outcome.REFUTED,
-    Outcome.INCONCLUSIVE,
     Outcome.NOT_APPLICABLE,
+    Outcome.INCONCLUSIVE,
+    Outcome.REFUTED,
     None,
     Outcome.CONFIRMED,
 )
@@ -37,7 +37,7 @@ class Gate:
 
 def deciding(verdicts: Sequence[Verdict]) -> int:
     """Index of the cell that decides a sweep: the first of the worst."""
-    return min(range(len(verdicts)), key=lambda index: _WORST_FIRST.index(verdicts[index].outcome))
+    return min(range(len(verdicts)), key=lambda index: WORST_FIRST.index(verdicts[index].outcome))
 
 
 def regate(result: Result, policy: Policy | None) -> Gate:

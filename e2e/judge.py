@@ -8,7 +8,7 @@ against a kernel nor for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -69,6 +69,9 @@ def exit_code(outcome: Outcome | None) -> int:
     """Exit code of an outcome; 0 for None: the stage asked for was passed. Errors of a run have their own."""
     return 0 if outcome is None else EXIT_CODES[outcome]
 
+
+_Workers = Mapping[int, Sequence[float]]
+"""Block contrasts by worker."""
 
 # What the segments say ------------------------------------------------------------------------------------
 
@@ -131,18 +134,21 @@ class _Case:
 
 def _weigh(evidence: Evidence, policy: Policy) -> _Case:
     """Every interval the rules need, from segments of the phases that may speak for it."""
-    sham = _speedup(evidence, policy, arm=_sham_arm(evidence), other=evidence.baseline)
-    rows = [_against(evidence, policy, opponent=opponent, sham=sham) for opponent in policy.opponents]
-    deciding = opponent_arm(evidence, policy.decides)
-    blocks = _blocks(evidence, policy, arm=evidence.candidate, other=deciding)
+    timed = _of_verdict(evidence)
+    sham = _speedup(_blocks(timed, policy, arm=_sham_arm(evidence), other=evidence.baseline), policy)
+    arms = {opponent: opponent_arm(evidence, opponent) for opponent in policy.opponents}
+    workers = {
+        opponent: _blocks(timed, policy, arm=evidence.candidate, other=arm) for opponent, arm in arms.items()
+    }
+    rows = [_against(evidence, policy, opponent=o, workers=workers[o], sham=sham) for o in policy.opponents]
     return _Case(
         evidence=evidence,
         policy=policy,
         against=[row for row in rows if row is not None],
         sham=sham,
-        ceiling=_ceiling(evidence, deciding),
-        blocks=sum(map(len, blocks)),
-        workers=len(blocks),
+        ceiling=_ceiling(evidence, arms[policy.decides]),
+        blocks=sum(map(len, workers[policy.decides].values())),
+        workers=len(workers[policy.decides]),
     )
 
 
@@ -158,18 +164,16 @@ def _of_verdict(evidence: Evidence) -> list[Segment]:
     return [segment for segment in evidence.segments if segment.phase == "verdict"]
 
 
-def _blocks(
-    evidence: Evidence, policy: Policy, *, arm: str | None, other: str | None
-) -> list[Sequence[float]]:
+def _blocks(timed: Sequence[Segment], policy: Policy, *, arm: str | None, other: str | None) -> _Workers:
     """Block contrasts of every worker with enough of them; a half-done worker does not count."""
     if arm is None or other is None:
-        return []
-    workers = stats.block_contrasts(_of_verdict(evidence), arm=arm, other=other)
-    return [contrasts for contrasts in workers.values() if len(contrasts) >= policy.blocks]
+        return {}
+    workers = stats.block_contrasts(timed, arm=arm, other=other)
+    return {worker: values for worker, values in workers.items() if len(values) >= policy.blocks}
 
 
-def _speedup(evidence: Evidence, policy: Policy, *, arm: str | None, other: str | None) -> Estimate | None:
-    estimates = [stats.worker_estimate(b) for b in _blocks(evidence, policy, arm=arm, other=other)]
+def _speedup(workers: _Workers, policy: Policy) -> Estimate | None:
+    estimates = stats.worker_estimates(workers)
     if len(estimates) < 2:
         return None
     interval = stats.t_interval(estimates, policy.level)
@@ -177,21 +181,21 @@ def _speedup(evidence: Evidence, policy: Policy, *, arm: str | None, other: str 
 
 
 def _against(
-    evidence: Evidence, policy: Policy, *, opponent: Opponent, sham: Estimate | None
+    evidence: Evidence, policy: Policy, *, opponent: Opponent, workers: _Workers, sham: Estimate | None
 ) -> Against | None:
-    arm = opponent_arm(evidence, opponent)
-    speedup = _speedup(evidence, policy, arm=evidence.candidate, other=arm)
-    if speedup is None or arm is None or evidence.candidate is None:
+    arm, candidate = opponent_arm(evidence, opponent), evidence.candidate
+    speedup = _speedup(workers, policy)
+    if speedup is None or arm is None or candidate is None:
         return None
-    segments = _of_verdict(evidence)
-    arm_step_s, step_s = (stats.step_seconds(segments, name) for name in (arm, evidence.candidate))
-    if arm_step_s is None or step_s is None:
+    segments = [segment for segment in _of_verdict(evidence) if segment.worker in workers]
+    arm_step_s, candidate_step_s = (stats.step_seconds(segments, name) for name in (arm, candidate))
+    if arm_step_s is None or candidate_step_s is None:
         return None
     return Against(
         opponent=opponent,
         arm=arm,
         arm_step_s=arm_step_s,
-        candidate_step_s=step_s,
+        candidate_step_s=candidate_step_s,
         speedup=speedup,
         outcome=_interval_rule(speedup, sham, policy),
     )

@@ -194,7 +194,6 @@ def collect(loaded: Loaded, built: Built | Fault, cell: Cell, run: store.Run, pr
 
 
 def _stages(course: Course) -> None:
-    course.watch.begin()
     try:
         for stage, work in STAGES:
             if stage.rank > course.evidence.stage_asked.rank or _is_final(course):

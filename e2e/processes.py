@@ -162,13 +162,14 @@ class Worker:
             raise WorkerFault(f"the worker's answer to {do!r} was not a message: {error}", kind="garbage") from error
         except ChannelClosed:
             self._died(do)
-        if "error" in reply:
-            problem = reply["error"]
+        problem = reply.get("fault")
+        if isinstance(problem, dict):
+            code, line = problem.get("code"), problem.get("line")
             raise WorkerFault(
-                str(problem.get("message", "unknown error")),
+                str(problem.get("message", "unknown error"))[:4000],
                 kind="raised",
-                code=problem.get("code"),
-                line=problem.get("line"),
+                code=code if isinstance(code, str) else None,
+                line=line if isinstance(line, int) else None,
             )
         return reply
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from e2e import registry
 from e2e.errors import UsageError
-from e2e.formats._names import SUFFIXES, check_op, nearest_file
+from e2e.formats._names import SUFFIXES, check_op, nearest_file, shown_spec
 from e2e.schema.kernel import Kernel
 from e2e.yaml_lines import printable
 
@@ -27,21 +28,17 @@ def read_kernel(spec: str, *, op: str | None) -> Kernel:
 
 
 def _refusal(spec: str) -> str:
-    shown, path = printable(spec), Path(spec)
+    shown, path = shown_spec(spec), Path(spec)
     kinds = f"a kernel is a file ({', '.join(SUFFIXES)}) or package.module:callable"
     if not spec.strip():
         return f"the kernel's name is empty; {kinds}"
-    try:
-        if path.is_dir():
-            found = sorted(item.name for item in path.iterdir() if item.suffix in SUFFIXES)[:5]
-            inside = f"name one file in it: {', '.join(found)}" if found else "and no kernel file is in it"
-            return f"{shown} is a folder; {inside}"
-        exists = path.exists()
-    except (OSError, ValueError) as error:
-        return f"{shown} cannot be read: {error}; {kinds}"
+    if os.path.isdir(path):
+        found = sorted(name for name in os.listdir(path) if name.endswith(SUFFIXES))[:5]
+        inside = f"name one file in it: {', '.join(found)}" if found else "and no kernel file is in it"
+        return f"{shown} is a folder; {inside}"
     file, colon, name = spec.partition(":")
     if colon and file.endswith(SUFFIXES):
         return f"{shown}: a file's function is named in its manifest block, as `entry: {printable(name)}`"
-    if not exists and not colon:
+    if not os.path.exists(path) and not colon:
         return f"no such file: {shown}{nearest_file(path)}; {kinds}"
     return f"{shown} is not a kernel that e2e reads; {kinds} (see `e2e list formats`)"

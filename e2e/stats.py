@@ -110,11 +110,9 @@ def worker_estimate(contrasts: Sequence[float]) -> float:
     return median(contrasts)
 
 
-def worker_estimates(contrasts: Mapping[int, Sequence[float]], *, blocks: int = 1) -> list[float]:
-    """Estimates of the workers with at least `blocks` blocks, in worker order; half-done workers do not
-    count.
-    """
-    return [worker_estimate(values) for _, values in sorted(contrasts.items()) if len(values) >= blocks]
+def worker_estimates(contrasts: Mapping[int, Sequence[float]]) -> list[float]:
+    """Every worker's estimate, in worker order."""
+    return [worker_estimate(values) for _, values in sorted(contrasts.items())]
 
 
 def t_interval(estimates: Sequence[float], level: float) -> Interval:

@@ -8,8 +8,9 @@ from typing import Literal
 from e2e.schema.result import CellResult, Result
 from e2e.schema.verdict import Reason
 from e2e.schema.words import Outcome, ReasonCode, Stage
+from e2e.story_facts import package
 from e2e.story_sections import Section, cells_section, detail_sections, first_sections, next_section
-from e2e.wording import LABELS, OPPONENTS, clean, outcome_word, percent, span
+from e2e.wording import LABELS, OPPONENTS, clean, count, outcome_word, percent, span
 
 Tone = Literal["good", "bad", "open"]
 
@@ -28,8 +29,7 @@ _TONES: dict[Outcome, Tone] = {
 _REASONS_SHOWN = 8
 _SAID_ELSEWHERE = (ReasonCode.RANDOM_WEIGHTS, ReasonCode.CANNOT_SEE)
 """One is a mark, the other a fact; both are on the first screen anyway."""
-_ENVIRONMENT = ("torch", "transformers", "cuda", "driver", "python", "platform")
-"""Keys of `result.environment` on the report's last line; all of them are in result.json."""
+_PACKAGES = ("torch", "transformers", "triton", "apache-tvm-ffi")
 
 
 @dataclass(frozen=True)
@@ -169,6 +169,7 @@ def _footer(result: Result, deciding: CellResult | None) -> tuple[str, ...]:
     if result.policy is not None:
         run += f", policy {result.policy.name} (margin {percent(result.policy.margin)})"
     device = deciding.evidence.device if deciding else None
-    facts = [f"{device.name} ({device.count_threads} threads)"] if device else []
-    facts += [f"{key} {result.environment[key]}" for key in _ENVIRONMENT if result.environment.get(key)]
+    facts = [f"{device.name} ({count(device.count_threads, 'thread')})"] if device else []
+    facts += [f"{name} {found}" for name in _PACKAGES if (found := package(result, name))]
+    facts += [str(result.environment[key]) for key in ("platform",) if result.environment.get(key)]
     return (clean(run), clean(", ".join(facts))) if facts else (clean(run),)

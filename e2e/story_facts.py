@@ -8,11 +8,20 @@ from e2e.schema.evidence import Engagement, Evidence, ModelCheck, OpCheck, Train
 from e2e.schema.policy import Policy
 from e2e.schema.result import CellResult, Result
 from e2e.schema.verdict import MemoryVerdict, NumericsVerdict, Verdict
+from e2e.schema.words import Stage
 from e2e.wording import ABSENT, clean, count, duration, percent, ratio, size, small
 
 _SITES_SHOWN = 4
 _WRONG_SHOWN = 3
 _UNSEEN_SHOWN = 6
+
+_UNFINISHED = {
+    None: "outputs; speed",
+    Stage.BUILD: "outputs; speed",
+    Stage.CHECK: "speed",
+    Stage.SCREEN: "speed to the policy's confidence",
+}
+"""What the stages after the last finished one would have tested."""
 
 Facts = Iterable[tuple[str, str]]
 
@@ -25,12 +34,19 @@ def facts_of(result: Result, cell: CellResult, *, is_deciding: bool) -> tuple[tu
         *_model_check(evidence.model_check, verdict.numerics),
         *_training(evidence.training),
         *_engagement(evidence.engagement),
-        *_memory(verdict.memory),
+        *(_memory(verdict.memory) if evidence.stage_asked.rank >= Stage.SCREEN.rank else ()),
         *_resolution(evidence, verdict, result.policy),
     ]
     if is_deciding:
-        facts += [*_set_up(result), *_claim(result), *_scope(result, cell)]
+        facts += [*_set_up(result, evidence), *_claim(result), *_scope(result, cell)]
     return tuple((label, clean(text)) for label, text in facts)
+
+
+def package(result: Result, name: str) -> str | None:
+    """Version of a package where the run happened."""
+    packages = result.environment.get("packages")
+    found = packages.get(name) if isinstance(packages, dict) else None
+    return str(found) if found else None
 
 
 def _op_checks(checks: list[OpCheck], numerics: NumericsVerdict, policy: Policy | None) -> Facts:
@@ -141,10 +157,12 @@ def _resolution(evidence: Evidence, verdict: Verdict, policy: Policy | None) -> 
         yield "device", f"busy {percent(busy)} of the strongest PyTorch step"
 
 
-def _set_up(result: Result) -> Facts:
+def _set_up(result: Result, evidence: Evidence) -> Facts:
     costs = result.set_up
     times = [("build", costs.build_s), ("first step", costs.first_step_s), ("warm step", costs.warm_step_s)]
     parts = [f"{name} {duration(seconds, digits=3)}" for name, seconds in times if seconds is not None]
+    if evidence.builds and all(build.cached for build in evidence.builds):
+        parts[:1] = ["build from the cache"]
     if costs.break_even_steps is not None:
         parts.append(f"repaid after {count(costs.break_even_steps, 'step')}")
     if parts:
@@ -172,10 +190,14 @@ def _scope(result: Result, deciding: CellResult) -> Facts:
     held = [f"{deciding.cell.title} of {result.workload.name}" if one else "the cells above"]
     device = deciding.evidence.device
     held += [device.name] if device else []
-    held += [f"torch {result.environment['torch']}"] if result.environment.get("torch") else []
-    held += [f"modes {', '.join(result.policy.modes)}"] if result.policy else []
-    yield "holds for", "; ".join(held)
-    untested = ["other shapes, dtypes, devices and versions"]
+    held += [f"torch {torch}"] if (torch := package(result, "torch")) else []
+    finished = deciding.evidence.stage_finished
+    if result.policy is not None and finished is Stage.VERDICT:
+        held.append(f"modes {', '.join(result.policy.modes)}")
+    if finished is not None:
+        yield "holds for", "; ".join(held)
+    untested = [_UNFINISHED[finished]] if finished in _UNFINISHED else []
+    untested += ["other shapes, dtypes, devices and versions"]
     untested += ["training"] if deciding.cell.step != "train" else []
     untested += ["trained weights"] if deciding.evidence.random_weights else []
     yield "not tested", "; ".join(untested)

@@ -163,8 +163,9 @@ def next_section(result: Result) -> Section:
     """What to do next, with commands that can be pasted."""
     lines = []
     for action in result.feedback.next_actions if result.feedback else []:
-        takes = f" (about {span(action.seconds)})" if action.seconds is not None else ""
-        lines.append(clean(f"{action.why}{takes}"))
+        takes = span(action.seconds) if action.seconds is not None else ""
+        is_said = takes in action.why
+        lines.append(clean(action.why if is_said else f"{action.why} (about {takes})"))
         if action.command:
             lines.append(f"  {clean(action.command)}")
     return Section("What to do next", lines=tuple(lines))

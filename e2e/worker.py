@@ -40,11 +40,11 @@ def _answer(worker: Handlers, message: dict[str, Any]) -> dict[str, Any]:
     try:
         return getattr(worker, f"do_{do}")(**message) or {}
     except E2EError as error:
-        return {"error": {"message": error.message, "code": error.code, "line": getattr(error, "line", None)}}
+        return {"fault": {"message": error.message, "code": error.code, "line": getattr(error, "line", None)}}
     except MemoryError:
-        return {"error": {"message": "host memory ran out", "code": "out_of_memory"}}
+        return {"fault": {"message": "host memory ran out", "code": "out_of_memory"}}
     except Exception as error:  # worker edge: a candidate may raise anything, and the parent decides whose fault it is
-        return {"error": {"message": _describe(error), "code": _code(error), "line": None}}
+        return {"fault": {"message": _describe(error), "code": _code(error), "line": None}}
 
 
 def _describe(error: BaseException) -> str:

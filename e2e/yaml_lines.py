@@ -27,7 +27,7 @@ MAX_DEPTH = 32
 _DIGITS = 100
 
 _CORE = "tag:yaml.org,2002:"
-_AMBIGUOUS = frozenset({"y", "n", "yes", "no", "on", "off"})
+_AMBIGUOUS = frozenset({"yes", "no", "on", "off"})
 """Booleans in YAML 1.1, words in 1.2: whichever the author meant, half of the readers are surprised."""
 _NULLS = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOLEANS = {text: text.lower() == "true" for text in ("true", "True", "TRUE", "false", "False", "FALSE")}

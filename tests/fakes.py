@@ -1,7 +1,8 @@
-"""Evidence without a machine: builders for every record that `judge` reads, and a clock that invents noise."""
+"""Evidence without a machine: builders for the records that `judge` reads, and a clock that invents noise."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -73,13 +74,13 @@ class SyntheticClock:
             for position, arm in enumerate([*order, *reversed(order)]):
                 elapsed = (block + position / (2 * len(order))) / blocks
                 log_excess = effects[arm] + noise[arm] + spikes[arm] + self._drift * elapsed
-                seconds = 3 * steps[arm] * 2.718281828459045**log_excess
+                seconds = 3 * steps[arm] * math.exp(log_excess)
                 segments.append(segment(arm, seconds, worker, block, position, phase=phase))
         return segments
 
     def _next(self, value: float) -> float:
         fresh = self._random.gauss(0, self.block_sd / 2**0.5)
-        return self._autocorrelation * value + (1 - self._autocorrelation**2) ** 0.5 * fresh
+        return self._autocorrelation * value + math.sqrt(1 - self._autocorrelation**2) * fresh
 
     def _spike(self) -> float:
         is_spike = self.block_sd > 0 and self._random.random() < self._spikes
@@ -87,7 +88,14 @@ class SyntheticClock:
 
 
 def segment(
-    arm: str, seconds: float, worker: int, block: int, position: int, *, steps: int = 3, phase: Phase = "verdict"
+    arm: str,
+    seconds: float,
+    worker: int,
+    block: int,
+    position: int,
+    *,
+    steps: int = 3,
+    phase: Phase = "verdict",
 ) -> Segment:
     return Segment(
         phase=phase,
@@ -110,11 +118,12 @@ def synthetic_segments(
     block_sd: float = 0.002,
     worker_sd: float = 0.001,
     drift: float = 0.0,
+    spikes: float = 0.05,
     phase: Phase = "verdict",
     first_worker: int = 100,
 ) -> list[Segment]:
     """Mirrored blocks of several workers."""
-    clock = SyntheticClock(seed, block_sd=block_sd, worker_sd=worker_sd, drift=drift)
+    clock = SyntheticClock(seed, block_sd=block_sd, worker_sd=worker_sd, drift=drift, spikes=spikes)
     numbers = range(first_worker, first_worker + workers)
     return [s for worker in numbers for s in clock.worker(steps, worker=worker, blocks=blocks, phase=phase)]
 
@@ -137,14 +146,19 @@ def timed(
     """Verdict segments; ratios are against eager, the sham's against the best PyTorch arm."""
     speedups = {ALTERNATIVE: alternative, CANDIDATE: candidate, SHAM: alternative * sham}
     return synthetic_segments(
-        steps_of(speedups), workers=workers, blocks=blocks, block_sd=block_sd, worker_sd=block_sd / 3, seed=seed
+        steps_of(speedups),
+        workers=workers,
+        blocks=blocks,
+        block_sd=block_sd,
+        worker_sd=block_sd / 3,
+        seed=seed,
     )
 
 
 def with_ceiling(ceiling: float, *, workers: int = 2, phase: Phase = "ceiling") -> list[Segment]:
     """Segments of eager, alternative and headroom, whose ratio to either is `ceiling`."""
     steps = steps_of({ALTERNATIVE: 1.0, HEADROOM: ceiling})
-    return synthetic_segments(steps, workers=workers, seed=7, phase=phase, first_worker=1)
+    return synthetic_segments(steps, workers=workers, seed=7, spikes=0, phase=phase, first_worker=1)
 
 
 def policy(**changes: Any) -> Policy:

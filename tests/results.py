@@ -104,8 +104,15 @@ def segments() -> list[Segment]:
 def _phase(phase: Literal["ceiling", "verdict"], workers: int, names: list[str]) -> list[Segment]:
     return [
         Segment(
-            phase=phase, worker=worker, block=block, position=position, arm=arm, steps=4,
-            seconds=4 * STEPS_S[arm] * (1 + 0.0005 * ((worker * 7 + block * 3 + position * position) % 5 - 2)),
+            phase=phase,
+            worker=worker,
+            block=block,
+            position=position,
+            arm=arm,
+            steps=4,
+            seconds=4
+            * STEPS_S[arm]
+            * (1 + 0.0005 * ((worker * 7 + block * 3 + position * position) % 5 - 2)),
             seed=1000 * worker + block,
         )
         for worker in range(workers)
@@ -317,7 +324,12 @@ def result(cells: list[CellResult] | None = None, **changes: Any) -> Result:
         policy=Policy(name="standard"),
         overrides={"model.weights": "random"},
         seed=7,
-        environment={"torch": "2.11.0", "transformers": "5.24.0", "cuda": "13.0", "driver": "580.1"},
+        environment={
+            "platform": "Linux-6.8-x86_64",
+            "python": "3.11.7",
+            "packages": {"torch": "2.11.0", "transformers": "5.24.0", "apache-tvm-ffi": "0.1.15"},
+            "device": "NVIDIA H200",
+        },
         unseen=["power draw"],
         feedback=Feedback(
             fault=None,

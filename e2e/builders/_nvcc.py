@@ -7,9 +7,12 @@ from pathlib import Path
 
 from e2e.builders._flags import architectures, checked_flags, runs_on
 from e2e.builders._toolchain import Compiler, cuda_compiler
-from e2e.errors import CandidateError, EnvironmentFault
+from e2e.errors import CandidateError, EnvironmentFault, UsageError
 from e2e.protocols import BuildTarget
 from e2e.schema.kernel import Kernel
+
+_READ_BY_SHELLS = frozenset('$`"\\\n')
+"""nvcc hands its tools' command lines to a shell, in double quotes; a folder's name could run a program."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +29,14 @@ def nvcc_command(kernel: Kernel, target: BuildTarget) -> Nvcc:
     """Nvcc with optimisation, dialect, architecture, resource report and the manifest's flags.
 
     Raises:
-        UsageError: a flag that a manifest may not hold.
+        UsageError: a flag that a manifest may not hold, or a path that nvcc cannot take.
         CandidateError: `build_failed`: the manifest's architectures do not run on this device.
         EnvironmentFault: no CUDA toolkit, or the device's architecture is not known.
     """
     compiler = cuda_compiler()
+    for path in (kernel.path or kernel.spec, str(target.cache)):
+        if found := set(path) & _READ_BY_SHELLS:
+            raise UsageError(f"nvcc cannot take the path {path!r}: a shell reads {min(found)!r}; rename it")
     flags = checked_flags(kernel, nvcc=True)
     stated = architectures(flags)
     if target.arch is None:

@@ -22,6 +22,7 @@ _ENVIRONMENT = (
 )
 """Variables that change what a compiler makes of the same command line."""
 _PROBE_TIMEOUT_S = 20.0
+_USUAL_NVCC = Path("/usr/local/cuda/bin/nvcc")
 _DOCTOR = "then see `e2e doctor`"
 
 
@@ -74,7 +75,7 @@ def cuda_compiler() -> Compiler:
     places = [Path(home) / "bin" / "nvcc" for home in homes if home]
     on_path = shutil.which("nvcc")
     places += [Path(on_path)] if on_path else []
-    places.append(Path("/usr/local/cuda/bin/nvcc"))
+    places.append(_USUAL_NVCC)
     nvcc = next((place for place in places if os.access(place, os.X_OK)), None)
     if nvcc is None:
         raise EnvironmentFault(

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from e2e import registry
 from e2e.errors import UsageError
-from e2e.formats._names import check_op
+from e2e.formats._names import check_op, shown_spec
 from e2e.formats._source import Source, pick_entry, same_name, scan
 from e2e.schema.kernel import Manifest
 from e2e.yaml_lines import explain, printable
@@ -36,7 +36,7 @@ class Draft:
     """Collects mistakes while it fills in, so that the author sees all of them at once."""
 
     def __init__(self, spec: str, text: str, block: Block | None, *, op: str | None) -> None:
-        self.shown, self.block = printable(spec), block
+        self.shown, self.block = shown_spec(spec), block
         self.path = PurePath(spec)
         self.data: dict[str, Any] = dict(block.data) if block else {}
         self.mistakes: list[tuple[int, str]] = []
@@ -71,8 +71,9 @@ class Draft:
             return scan(text, self.path.suffix)
         except UsageError as error:
             number, _, reason = error.message.removeprefix("line ").partition(": ")
-            if self.block is None:
+            if "entry" not in self.data:
                 raise UsageError(f"{self.shown}:{number}: {reason}") from error
+            self.data.setdefault("binding", "python")
             return None  # the builder reports it, as the candidate's fault
 
     def _fill_op(self, asked: str | None) -> None:

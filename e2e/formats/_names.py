@@ -30,6 +30,11 @@ def check_op(name: str) -> None:
     raise UsageError(f"no op called {printable(name)!r}; {hint} (see `e2e list ops`)")
 
 
+def shown_spec(spec: str) -> str:
+    """A spec as messages name it: whole, unless somebody passed a text for a name."""
+    return printable(spec, 500)
+
+
 def nearest_file(path: Path) -> str:
     """`; did you mean 'x.cu'?` for a file that does not exist, or nothing."""
     try:

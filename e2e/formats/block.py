@@ -10,7 +10,7 @@ from pathlib import Path
 
 from e2e.errors import UsageError
 from e2e.formats._draft import Block, Draft
-from e2e.formats._names import nearest_file
+from e2e.formats._names import nearest_file, shown_spec
 from e2e.schema.kernel import Kernel
 from e2e.yaml_lines import parse, printable
 
@@ -49,7 +49,7 @@ class BlockFormat:
 
 def _read(path: Path, spec: str) -> bytes | None:
     """The file's bytes; None for a folder, which another format may know."""
-    shown = printable(spec)
+    shown = shown_spec(spec)
     try:
         # Opened without blocking, then looked at: a pipe or a device must not hang or fill the memory.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -63,7 +63,7 @@ def _read(path: Path, spec: str) -> bytes | None:
     except IsADirectoryError:
         return None
     except (OSError, ValueError) as error:
-        if path.is_dir():
+        if os.path.isdir(path):
             return None
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise UsageError(f"{shown} cannot be read: {reason}") from error
@@ -76,12 +76,12 @@ def _read(path: Path, spec: str) -> bytes | None:
 
 def _decode(content: bytes, spec: str) -> str:
     if b"\0" in content:
-        raise UsageError(f"{printable(spec)} is a binary file, not source text")
+        raise UsageError(f"{shown_spec(spec)} is a binary file, not source text")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise UsageError(f"{printable(spec)}:{line}: not UTF-8 text") from error
+        raise UsageError(f"{shown_spec(spec)}:{line}: not UTF-8 text") from error
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -91,11 +91,11 @@ def _find_block(text: str, mark: str, spec: str) -> Block | None:
     Raises:
         UsageError: opened differently, twice, or not closed; not a YAML mapping.
     """
-    rows = text.split("\n")
+    rows = text.rstrip("\n").split("\n")
     openings = [number for number, row in enumerate(rows) if _NEARLY.match(row)]
     if not openings:
         return None
-    first, shown = openings[0], printable(spec)
+    first, shown = openings[0], shown_spec(spec)
     if len(openings) > 1:
         raise UsageError(
             f"{shown}:{openings[1] + 1}: a second e2e block (first on line {first + 1}); keep one"
@@ -119,9 +119,7 @@ def _find_block(text: str, mark: str, spec: str) -> Block | None:
         raise UsageError(f"{shown}:{first + 1}: the e2e block is not closed; end it with `{mark} ///`")
     data, lines = parse("\n".join(inside), file=shown, first_line=first + 2)
     if not isinstance(data, dict):
-        raise UsageError(
-            f"{shown}:{first + 1}: the e2e block must hold `field: value` lines, such as `op: rms_norm`"
-        )
+        raise UsageError(f"{shown}:{first + 1}: the e2e block must hold lines such as `op: rms_norm`")
     return Block(first + 1, data, lines)
 
 

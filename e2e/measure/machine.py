@@ -49,7 +49,9 @@ class Watch:
             self._handle = None
 
     def end(self) -> tuple[Telemetry, list[str]]:
-        """What was seen, and what this machine does not show."""
+        """What was seen, and what this machine does not show; nothing if timing never began."""
+        if self._start == 0.0:
+            return Telemetry(), []
         unseen = []
         pressure, steal = self._ratios()
         if pressure is None:

@@ -44,6 +44,7 @@ def store(raw: Path, folder: Path, *, arm: str, steps: int) -> Timeline:
     events = content.get("traceEvents")
     if not isinstance(events, list):
         raise ValueError(f"the trace of {arm} holds no events")
+    folder.mkdir(parents=True, exist_ok=True)
     name = arm.replace(":", ".").replace("+", ".")
     path = folder / f"{name}.pt.trace.json.gz"
     _write(path, content)

@@ -23,6 +23,7 @@ PILOT_BLOCKS = 2
 CEILING_BLOCKS = 6
 """Further blocks of the strongest baseline and the fastest headroom arm, in each worker that times the ceiling."""
 PILOT_SEGMENT_S = 0.1
+NEAR = 1.05
 TIE_OF_MARGIN = 0.2
 """Arms this share of the margin apart are a tie: a wider one would let the candidate face a weaker baseline."""
 
@@ -32,6 +33,7 @@ def screen(course: Course) -> None:
     course.progress.stage("screen", "compiling every arm")
     _prepare_arms(course)
     course.progress.stage("screen", "pilot of every arm")
+    course.watch.begin()
     _pilot(course)
     course.progress.stage("screen", "the most any kernel for this op could win")
     _ceiling(course)
@@ -50,7 +52,7 @@ def _prepare_arms(course: Course) -> None:
         assert course.pilot is not None
         try:
             reply = course.pilot.answer("prepare", timeout_s=course.policy.budgets.compile_s)
-            records[name] = _record(course, arm, reply)
+            records[name] = record_of(course, arm, reply)
         except WorkerFault as fault:
             if arm.role is Role.CANDIDATE and (fault.kind != "raised" or arm.mode is Mode.EAGER):
                 raise course.crew.blame(fault, stage=STAGE, worker=course.pilot) from fault
@@ -68,7 +70,7 @@ def _begin_again(course: Course, records: dict[str, ArmRecord], waiting: list[st
     return [*kept, *waiting]
 
 
-def _record(course: Course, arm: ArmName, reply: dict[str, Any]) -> ArmRecord:
+def record_of(course: Course, arm: ArmName, reply: dict[str, Any]) -> ArmRecord:
     """What a prepared arm proved about itself, and whether its mode keeps the result."""
     engagement = course.evidence.engagement
     calls = reply["kernel_calls"]
@@ -158,21 +160,28 @@ def _strongest(course: Course, role: Role) -> str | None:
 
 
 def _ceiling(course: Course) -> None:
-    """Strongest baseline against the fastest headroom arm; a second worker only where it may decide alone."""
-    headroom, baseline = _strongest(course, Role.HEADROOM), course.evidence.baseline
-    if headroom is None or baseline is None or course.pilot is None:
+    """Strongest baseline against the headroom arms; a second worker only where the ceiling may decide alone."""
+    baseline, fastest = course.evidence.baseline, headroom_arms(course)
+    if not fastest or baseline is None or course.pilot is None:
         return
-    plan = dict.fromkeys((baseline, headroom), _verdict_steps(course, baseline))
+    plan = dict.fromkeys((baseline, *fastest), _verdict_steps(course, baseline))
     for number in range(PILOT_BLOCKS, PILOT_BLOCKS + CEILING_BLOCKS):
         _timed(course, course.pilot, plan, phase="ceiling", worker_number=PILOT_WORKER, number=number)
-    contrasts = stats.block_contrasts(course.evidence.segments, arm=headroom, other=baseline)
-    point = stats.worker_estimate(contrasts[PILOT_WORKER])
-    course.progress.note(f"any kernel for this op: about {2.718281828 ** point:.3f}x at most")
-    if point < 2 * course.policy.margin:
-        _second_ceiling(course, plan)
     seen = ceiling(course)
+    if seen is not None and seen.point_estimate < 1 + 2 * course.policy.margin:
+        _second_ceiling(course, plan)
+        seen = ceiling(course)
     if seen is not None:
-        course.progress.note(f"ceiling {seen.point_estimate:.3f}x ({seen.lower_bound:.3f} to {seen.upper_bound:.3f})")
+        course.progress.note(
+            f"any kernel for this op: {seen.point_estimate:.3f}x at most "
+            f"({seen.lower_bound:.3f} to {seen.upper_bound:.3f})"
+        )
+
+
+def headroom_arms(course: Course) -> list[str]:
+    """The fastest headroom arm of the pilot, and those so near that more blocks may put them ahead."""
+    times = {r.name: r.step_s for r in course.evidence.arms if r.role is Role.HEADROOM and r.step_s is not None}
+    return [name for name, step_s in times.items() if step_s <= NEAR * min(times.values())]
 
 
 def _second_ceiling(course: Course, plan: dict[str, int]) -> None:

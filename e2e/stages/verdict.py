@@ -13,7 +13,7 @@ from e2e.processes import Worker
 from e2e.schema.evidence import Audit
 from e2e.schema.words import Role, Stage
 from e2e.stages.course import Course
-from e2e.stages.screen import CEILING_WORKER
+from e2e.stages.screen import CEILING_WORKER, headroom_arms, record_of
 from e2e.stages.timing import run_block
 
 STAGE = Stage.VERDICT
@@ -26,6 +26,7 @@ def time_verdict(course: Course) -> None:
         return
     plan = _plan(course)
     blocks = _blocks(course)
+    _ready_for_audit(course)
     looks = course.policy.looks
     spent = 0.0
     for place in range(looks[-1]):
@@ -38,6 +39,13 @@ def time_verdict(course: Course) -> None:
         if place + 1 in looks and decided(course.evidence, course.policy):
             break
     course.finish(STAGE)
+
+
+def _ready_for_audit(course: Course) -> None:
+    """The clean process gets the eager baseline too, so that a contaminated one can be told from it."""
+    assert course.clean is not None
+    course.crew.require(course.clean, "arena")
+    course.crew.require(course.clean, "prepare", arm=AS_SHIPPED)
 
 
 def _plan(course: Course) -> dict[str, int]:
@@ -63,30 +71,25 @@ def _blocks(course: Course) -> int:
     """Blocks per worker, from the spread of the pilot's block contrasts."""
     baseline = course.evidence.baseline
     assert baseline is not None
-    headroom = _headroom(course)
-    contrasts = {} if headroom is None else stats.block_contrasts(
-        course.evidence.segments, arm=headroom, other=baseline
-    )
-    spread = stats.block_sd(contrasts)
+    fastest = headroom_arms(course)[:1]
+    contrasts = [stats.block_contrasts(course.evidence.segments, arm=arm, other=baseline) for arm in fastest]
+    spread = stats.block_sd(contrasts[0]) if contrasts else None
     return course.policy.blocks if spread is None else stats.blocks_for(spread, course.policy)
-
-
-def _headroom(course: Course) -> str | None:
-    arms = [r for r in course.evidence.arms if r.role is Role.HEADROOM and r.step_s is not None]
-    return min(arms, key=lambda record: record.step_s or 0.0).name if arms else None
 
 
 def _one_worker(course: Course, plan: dict[str, int], *, number: int, place: int, blocks: int) -> None:
     """A fresh process: all arms, one discarded block, then the counted ones; its steps are audited elsewhere."""
-    headroom = _headroom(course)
-    if headroom is not None and place < course.policy.ceiling_workers:
-        plan = {**plan, headroom: plan[str(course.evidence.baseline)]}
+    if place < course.policy.ceiling_workers:
+        plan = {**plan, **dict.fromkeys(headroom_arms(course), plan[str(course.evidence.baseline)])}
     course.progress.stage("verdict", f"worker {place + 1} of at least {course.policy.looks[0]}")
     with course.crew.candidate_worker(course.fqns, stage=STAGE) as worker:
         order = list(plan)
         course.rng.shuffle(order)
         for arm in order:
-            course.crew.ask(worker, "prepare", stage=STAGE, timeout_s=course.policy.budgets.compile_s, arm=arm)
+            reply = course.crew.ask(
+                worker, "prepare", stage=STAGE, timeout_s=course.policy.budgets.compile_s, arm=arm
+            )
+            know_arm(course, ArmName.parse(arm), reply)
         course.crew.require(worker, "settle")
         for block in range(-1, blocks):
             run_block(
@@ -101,6 +104,15 @@ def _one_worker(course: Course, plan: dict[str, int], *, number: int, place: int
             course.progress.advance(block + 1, blocks, f"worker {place + 1}", course.deadline.left_s)
     course.learn(workers_finished=course.evidence.workers_finished + 1)
     _audit(course, plan)
+
+
+def know_arm(course: Course, arm: ArmName, reply: dict[str, Any]) -> None:
+    """What a prepared arm proved in this worker; one that was sound in the pilot and is not here is void."""
+    record = record_of(course, arm, reply)
+    known = {item.name: item for item in course.evidence.arms}
+    before = known.get(record.name)
+    if before is None or record.status != "ok":
+        course.learn(arms=[*({**known, record.name: record}).values()])
 
 
 def _audit(course: Course, plan: dict[str, int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,7 @@ def _factory(text: str, root: Path) -> Any:
     if spec is None or spec.loader is None:
         raise UsageError(f"model.factory: {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # torch.compile looks its functions up there
     spec.loader.exec_module(module)
     function = getattr(module, name, None)
     if not callable(function):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 
 import pytest
@@ -75,7 +76,7 @@ def test_a_comparison_has_its_truth(text: str, truth: bool) -> None:
     ],
 )
 def test_anything_but_arithmetic_is_refused(text: str) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=r"not an expression|not a number|not allowed|at most 200"):
         check_expression(text)
 
 
@@ -120,7 +121,5 @@ def test_no_text_raises_anything_but_value_error(text: str) -> None:
             lambda: evaluate(text, DIMS),
             lambda: holds(text, DIMS),
         ):
-            try:
+            with contextlib.suppress(ValueError):
                 attempt()
-            except ValueError:
-                pass

@@ -105,8 +105,8 @@ def test_one_spike_does_not_move_a_worker() -> None:
     assert stats.worker_estimate([0.01, 0.01, 0.01, 5.0]) == 0.01
 
 
-def test_a_worker_with_too_few_blocks_does_not_count() -> None:
-    assert stats.worker_estimates({1: [0.1] * 8, 2: [0.9] * 3}, blocks=4) == [0.1]
+def test_estimates_come_in_worker_order() -> None:
+    assert stats.worker_estimates({2: [0.9, 0.9], 1: [0.1]}) == [0.1, 0.9]
 
 
 def test_the_t_interval_of_five_known_numbers() -> None:
