@@ -20,6 +20,10 @@ from e2e.patch import Patch, copy_sharing_weights, sites_in
 from e2e.protocols import Op, Site
 
 
+LOUD = (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError, AssertionError)
+"""How kernels refuse an input; anything else ends the worker's request."""
+
+
 def run_calls(
     op: Op, kernel: Callable[..., Any], *, inputs: Path, outputs: Path, constraints: list[str], device: str
 ) -> list[dict[str, Any]]:
@@ -38,7 +42,14 @@ def run_calls(
             if why is not None:
                 remarks.append({"declined": why})
                 continue
-            remark, value = _one(op, kernel, item.call)
+            try:
+                remark, value = _one(op, kernel, item.call)
+            except LOUD as error:
+                if item.label == "captured":
+                    raise
+                # an input this workload does not have: refusing it aloud is not being wrong about it
+                remarks.append({"declined": f"it raised {type(error).__name__}: {str(error).strip()[:200]}"})
+                continue
             remarks.append(remark)
             if value is not None:
                 results[f"o{place}"] = value
