@@ -18,7 +18,7 @@ from e2e.builders._calls import (
     scalar_types,
     unknown_argument,
 )
-from e2e.builders._driver import Driver, DriverError
+from e2e.builders._driver import Driver, DriverError, LaunchConfig
 from e2e.builders._nvcc import nvcc_command
 from e2e.errors import CandidateError
 from e2e.protocols import BuildTarget, Built, Op, OpCall
@@ -88,59 +88,65 @@ class _Bare:
     names: list[str]
 
 
-@dataclass
 class _Plan:
-    """One launch, for calls of one shape: only pointers and scalars are filled in per call."""
+    """One launch, for calls of one shape: only stream and addresses are filled in per call."""
 
-    geometry: tuple[int, ...]
-    values: list[Any]
-    pointers: Any
-    sources: list[tuple[Any, int]]
-    """Value to fill in, and its position among the call's arguments."""
+    def __init__(self, geometry: tuple[int, ...], values: list[Any], sources: list[tuple[Any, int]]) -> None:
+        self.geometry, self.values = geometry, values
+        self.launches = 0 not in geometry[:3]
+        self.sources = sources
+        """Addresses to fill in, each with its tensor's place: the call's tensors, then the output."""
+        self.config = LaunchConfig(*geometry)
+        self.config_at = ctypes.addressof(self.config)
+        self.arguments = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        self.arguments_at = ctypes.addressof(self.arguments)
+
+
+class _Plans(threading.local):
+    """Plans by shape, per thread: a plan is filled in by its call, and autograd calls from its own thread."""
+
+    def __init__(self) -> None:
+        self.by_shape: dict[Any, _Plan] = {}
 
 
 def _caller(bare: _Bare, op: Op, built: Built) -> Callable[..., Any]:
     from torch._C import _cuda_getCurrentRawStream as current_stream
 
-    plans: dict[Any, _Plan] = {}
-    guard = (
-        threading.Lock()
-    )  # a plan's values are shared by its calls, and autograd calls from its own thread
-    count, allocate, launch = len(op.tensor_names), op.allocate, bare.driver.launch
-    function, device = bare.function, bare.device
+    plans, count, allocate = _Plans(), len(op.tensor_names), op.allocate
+    launch, function, device = bare.driver.launch, bare.function, bare.device
 
     def call(*args: Any) -> Any:
         out = allocate(*args)
-        target = _dense(out)
-        given = (*[_dense(item) for item in args[:count]], *args[count:], target)
-        key = (*[None if item is None else item.shape for item in given[:count]], *args[count:])
-        plan = plans.get(key)
+        tensors, key = [], list(args)
+        for place in range(count):
+            tensor = args[place]
+            if tensor is not None:
+                key[place] = tensor.shape
+                tensor = tensor if tensor.is_contiguous() else tensor.contiguous()
+            tensors.append(tensor)
+        target = out if out.is_contiguous() else out.contiguous()
+        tensors.append(target)
+        plan = plans.by_shape.get(tuple(key))
         if plan is None:
-            if len(plans) >= _MAX_PLANS:
-                plans.clear()
-            plan = plans[key] = _plan(bare, op, built, OpCall(args[:count], args[count:]))
-        if not plan.geometry:
+            if len(plans.by_shape) >= _MAX_PLANS:
+                plans.by_shape.clear()
+            plan = plans.by_shape[tuple(key)] = _plan(bare, op, built, OpCall(args[:count], args[count:]))
+        if not plan.launches:
             return out
-        with guard:
-            for value, place in plan.sources:
-                item = given[place]
-                value.value = None if item is None else item.data_ptr()
-            try:
-                launch(function, plan.geometry, current_stream(device), plan.pointers)
-            except DriverError as error:
-                raise _refused(built, plan, error) from error
+        for value, place in plan.sources:
+            tensor = tensors[place]
+            value.value = None if tensor is None else tensor.data_ptr()
+        plan.config.stream = current_stream(device)
+        code = launch(plan.config_at, function, plan.arguments_at, None)
+        if code:
+            raise _refused(bare, built, plan, code)
         return out if target is out else out.copy_(target)
 
     return call
 
 
-def _dense(tensor: Any) -> Any:
-    """The tensor itself when its elements lie in order, else a copy in order."""
-    return tensor if tensor is None or tensor.is_contiguous() else tensor.contiguous()
-
-
 def _plan(bare: _Bare, op: Op, built: Built, call: OpCall) -> _Plan:
-    """Geometry and argument list of one shape; an empty geometry means that nothing is to be launched."""
+    """Geometry and argument list of one shape."""
     dims = op.dims(call)
     try:
         grid = [evaluate(item, dims) for item in bare.launch.grid]
@@ -153,15 +159,13 @@ def _plan(bare: _Bare, op: Op, built: Built, call: OpCall) -> _Plan:
     if not 0 <= min(geometry) <= max(geometry) <= _MAX_SIZE:
         sizes = f"grid {grid}, block {block}, shared_bytes {shared}"
         raise bind_failed(built, f"launch: impossible for {dims}: {sizes}")
-    values, sources = _values(bare.names, op, built, call)
-    pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(value) for value in values])
-    if 0 in geometry[:3]:
-        return _Plan((), values, pointers, sources)
-    try:
-        bare.driver.allow_shared(bare.function, shared)
-    except DriverError as error:
-        raise bind_failed(built, f"launch: {shared} bytes of shared memory: {error}") from error
-    return _Plan(geometry, values, pointers, sources)
+    plan = _Plan(geometry, *_values(bare.names, op, built, call))
+    if plan.launches:
+        try:
+            bare.driver.allow_shared(bare.function, shared)
+        except DriverError as error:
+            raise bind_failed(built, f"launch: {shared} bytes of shared memory: {error}") from error
+    return plan
 
 
 def _values(names: list[str], op: Op, built: Built, call: OpCall) -> tuple[list[Any], list[tuple[Any, int]]]:
@@ -174,7 +178,7 @@ def _values(names: list[str], op: Op, built: Built, call: OpCall) -> tuple[list[
     for name in names:
         if name in tensors or name == "out":
             value: Any = ctypes.c_void_p()
-            place = tensors.index(name) if name in tensors else len(tensors) + len(scalars)
+            place = tensors.index(name) if name in tensors else len(tensors)
             sources.append((value, place))
         elif name in scalars:
             value = _SCALARS[types.get(name, "float")](scalars[name])
@@ -192,12 +196,11 @@ def _three(sizes: list[int]) -> tuple[int, int, int]:
     return x, y, z
 
 
-def _refused(built: Built, plan: _Plan, error: DriverError) -> CandidateError:
+def _refused(bare: _Bare, built: Built, plan: _Plan, code: int) -> CandidateError:
     grid, block, shared = plan.geometry[:3], plan.geometry[3:6], plan.geometry[6]
-    return CandidateError(
-        f"{built.kernel.spec}: {error} (grid {grid}, block {block}, {shared} bytes of shared memory)",
-        code="candidate_raised",
-    )
+    said = bare.driver.describe("cuLaunchKernelEx", code)
+    where = f"(grid {grid}, block {block}, {shared} bytes of shared memory)"
+    return CandidateError(f"{built.kernel.spec}: {said} {where}", code="candidate_raised")
 
 
 PLUGIN = RawBuilder()

@@ -1,0 +1,156 @@
+"""Whether outputs are right, and whether the checks that say so have any power."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from e2e import wording
+from e2e.rules._words import error_words, some
+from e2e.schema.evidence import Evidence, OpCheck, Where
+from e2e.schema.verdict import NumericsVerdict, Reason
+from e2e.schema.words import Outcome, ReasonCode, ReasonKind, Role, Stage, kind_of
+from e2e.weighing import Case, find_arm
+
+
+def op_is_wrong(case: Case) -> Iterator[Reason]:
+    """The op is wrong, or raised, on inputs it said it takes: one reason per code, the worst input named."""
+    checks = case.evidence.op_checks
+    bad = [(_code_of(check), check) for check in checks if check.status in ("wrong", "raised")]
+    for code in dict.fromkeys(code for code, _ in bad):
+        same = [check for other, check in bad if other is code]
+        worst = max(same, key=_excess)
+        errors = error_words(worst.error_candidate, worst.allowed)
+        message = f"{len(same)} of {len(checks)} op checks; worst: {errors}, at {worst.site}, {worst.label}"
+        message += f": {worst.message}" if worst.message else ""
+        where = Where(site=worst.site, shape=worst.shape, dtype=worst.dtype)
+        yield Reason(code=code, message=message, where=where)
+
+
+def _code_of(check: OpCheck) -> ReasonCode:
+    raised = check.status == "raised"
+    return _accusation(check.code, ReasonCode.CANDIDATE_RAISED if raised else ReasonCode.OP_ERROR_EXCEEDED)
+
+
+def _accusation(code: ReasonCode | None, fallback: ReasonCode) -> ReasonCode:
+    """The check's own code, if it says what a failed check can say."""
+    accuses = code is not None and kind_of(code) in (ReasonKind.INCORRECT, ReasonKind.FAILED)
+    return code if code is not None and accuses else fallback
+
+
+def _excess(check: OpCheck) -> float:
+    """How far beyond what is allowed; an error that is not even a number is the worst."""
+    return math.inf if check.error_candidate is None else check.error_candidate / (check.allowed or 1.0)
+
+
+def model_is_wrong(case: Case) -> Iterator[Reason]:
+    """The model's outputs moved further than the baseline's own error allows."""
+    check = case.evidence.model_check
+    if check is not None and check.status == "wrong":
+        errors = error_words(check.error_candidate, check.allowed)
+        message = f"logits over {check.tokens} tokens against {check.reference}: {errors}"
+        yield Reason(code=_accusation(check.code, ReasonCode.MODEL_ERROR_EXCEEDED), message=message)
+
+
+def training_is_wrong(case: Case) -> Iterator[Reason]:
+    """A parameter lost its gradient, or has a wrong one."""
+    check = case.evidence.training
+    if check is None:
+        return
+    lost = check.missing or check.with_gradient_candidate < check.with_gradient_baseline
+    if lost:
+        names = f": {some(check.missing)}" if check.missing else ""
+        counts = f"{check.with_gradient_candidate} of {check.with_gradient_baseline}"
+        message = f"{counts} parameters keep their gradient{names}"
+        where = Where(parameter=check.missing[0] if check.missing else None)
+        yield Reason(code=ReasonCode.GRADIENTS_MISSING, message=message, where=where)
+    if check.status == "wrong" and not (lost and check.code in (None, ReasonCode.GRADIENTS_MISSING)):
+        own = wording.small(check.worst_error_baseline)
+        message = f"worst gradient: error {wording.small(check.worst_error_candidate)}, baseline's own {own}"
+        message += f", at {check.worst_parameter}" if check.worst_parameter else ""
+        code = _accusation(check.code, ReasonCode.GRADIENT_ERROR_EXCEEDED)
+        yield Reason(code=code, message=message, where=Where(parameter=check.worst_parameter))
+
+
+def replay_differs(case: Case) -> Iterator[Reason]:
+    """A mismatch accuses only where the baseline was seen to replay; else the outputs are just unverified."""
+    audit = case.evidence.audit
+    if audit is None:
+        return
+    found: dict[ReasonCode, list[str]] = {}
+    for line in audit.mismatches:  # `arm: n of m`
+        role = _role(case.evidence, line.rsplit(":", 1)[0])
+        code = ReasonCode.UNVERIFIED_OUTPUTS
+        if role is Role.CANDIDATE and audit.baseline_repeats is not None:
+            code = ReasonCode.STALE_OUTPUT
+        elif role in (Role.BASELINE, Role.SHAM) and audit.baseline_repeats:
+            code = ReasonCode.CONTAMINATED_BASELINE
+        found.setdefault(code, []).append(line)
+    for code, lines in found.items():
+        message = f"audited steps that another process did not reproduce: {some(lines)}"
+        yield Reason(code=code, message=message)
+
+
+def _role(evidence: Evidence, name: str) -> Role | None:
+    arm, prefix = find_arm(evidence, name), name.split(":", 1)[0]
+    if arm is not None:
+        return arm.role
+    return Role(prefix) if prefix in list(Role) else None
+
+
+def outputs_are_unverified(case: Case) -> Iterator[Reason]:
+    """Not every timed step left a fingerprint of its outputs, or none was replayed."""
+    audit = case.evidence.audit
+    if not case.is_at_verdict:
+        return
+    message = None
+    if audit is None:
+        message = "no timed step was audited"
+    elif audit.steps_committed < audit.steps_timed:
+        message = f"{audit.steps_committed} of {audit.steps_timed} timed steps committed their outputs"
+    elif audit.steps_audited == 0:
+        message = f"none of {audit.steps_timed} timed steps was replayed"
+    if message:
+        yield Reason(code=ReasonCode.UNVERIFIED_OUTPUTS, message=message)
+
+
+def check_has_no_power(case: Case) -> Iterator[Reason]:
+    """The check let a wrong kernel through, or never saw an input of this model."""
+    evidence = case.evidence
+    survivors = [mutant.name for mutant in evidence.mutants if not mutant.caught]
+    finished = evidence.stage_finished
+    if survivors:
+        number = f"{len(survivors)} of {len(evidence.mutants)}"
+        message = f"{number} wrong kernels passed the check: {some(survivors)}"
+        yield Reason(code=ReasonCode.CHECK_NO_POWER, message=message)
+    elif finished is not None and finished.rank >= Stage.CHECK.rank and not _captured(evidence, "passed"):
+        message = "the kernel passed on no input captured from the model"
+        yield Reason(code=ReasonCode.CHECK_NO_POWER, message=message)
+
+
+def numerics_of(case: Case) -> NumericsVerdict:
+    """Drift beside the baseline's own, and what the rules above make of it."""
+    evidence, model = case.evidence, case.evidence.model_check
+    codes = [
+        reason.code for rule in (op_is_wrong, model_is_wrong, training_is_wrong) for reason in rule(case)
+    ]
+    checks = _captured(evidence)
+    ratios = [_error_ratio(check.error_candidate, check.error_baseline) for check in checks]
+    return NumericsVerdict(
+        outcome=Outcome.INCORRECT if any(kind_of(code) is ReasonKind.INCORRECT for code in codes) else None,
+        op_checks=len(evidence.op_checks),
+        worst_op_ratio=max((ratio for ratio in ratios if ratio is not None), default=None),
+        model_ratio=_error_ratio(model.error_candidate, model.error_baseline) if model else None,
+        mutants_caught=sum(mutant.caught for mutant in evidence.mutants),
+        mutants=len(evidence.mutants),
+    )
+
+
+def _captured(evidence: Evidence, *statuses: str) -> list[OpCheck]:
+    """Checks on the model's own inputs."""
+    checks = [check for check in evidence.op_checks if check.label == "captured"]
+    return [check for check in checks if not statuses or check.status in statuses]
+
+
+def _error_ratio(candidate: float | None, baseline: float | None) -> float | None:
+    return None if candidate is None or not baseline else candidate / baseline

@@ -1,0 +1,244 @@
+"""Segments of one cell to the intervals that the rules read: speed-ups, identical code, ceiling. Pure.
+
+What was not observed (None) counts neither against a kernel nor for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from e2e import stats
+from e2e.arm_names import AS_SHIPPED
+from e2e.schema.evidence import ArmRecord, Evidence, Segment
+from e2e.schema.policy import Opponent, Policy
+from e2e.schema.verdict import Against, Estimate, MemoryVerdict
+from e2e.schema.words import Outcome, Role, Stage
+
+_Workers = Mapping[int, Sequence[float]]
+"""Block contrasts by worker."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Evidence, policy, and the intervals between them."""
+
+    evidence: Evidence
+    policy: Policy
+    against: list[Against]
+    sham: Estimate | None
+    ceiling: Estimate | None
+    blocks: int
+    workers: int
+    """Workers whose verdict blocks count."""
+
+    @property
+    def bar(self) -> float:
+        """Speed-up a candidate must clear."""
+        return 1 + self.policy.margin
+
+    @property
+    def deciding(self) -> Against | None:
+        """The candidate against the opponent that decides; None before two workers finished."""
+        return next((row for row in self.against if row.opponent == self.policy.decides), None)
+
+    @property
+    def half_width(self) -> float | None:
+        """Of the deciding interval."""
+        row = self.deciding
+        return None if row is None else (row.speedup.upper_bound - row.speedup.lower_bound) / 2
+
+    @property
+    def known_ceiling(self) -> Estimate | None:
+        """The ceiling, if enough workers stand behind it to decide anything."""
+        known = self.ceiling is not None and (self.ceiling.look or 0) >= self.policy.ceiling_workers
+        return self.ceiling if known else None
+
+    @property
+    def exceeds_ceiling(self) -> bool:
+        """Whether the candidate wins more than the whole op costs."""
+        row, ceiling = self.deciding, self.known_ceiling
+        return row is not None and ceiling is not None and row.speedup.lower_bound > ceiling.upper_bound
+
+    @property
+    def has_no_headroom(self) -> bool:
+        """Whether no kernel can win the margin; a measured win above the ceiling contradicts it instead."""
+        ceiling = self.known_ceiling
+        return ceiling is not None and ceiling.upper_bound < self.bar and not self.exceeds_ceiling
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether the run ended before the stage that was asked for."""
+        finished = self.evidence.stage_finished
+        return finished is None or finished.rank < self.evidence.stage_asked.rank
+
+    @property
+    def is_at_verdict(self) -> bool:
+        """Whether the long run was needed, asked for, and at least begun."""
+        asked = self.evidence.stage_asked is Stage.VERDICT and not self.has_no_headroom
+        begun = self.evidence.stage_finished is Stage.VERDICT or self.evidence.workers_finished > 0
+        return asked and (begun or bool(_of_verdict(self.evidence)))
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the candidate was timed at all, in a pilot or later."""
+        finished = self.evidence.stage_finished
+        is_screened = finished is not None and finished.rank >= Stage.SCREEN.rank
+        return is_screened or self.is_at_verdict
+
+
+def weigh(evidence: Evidence, policy: Policy) -> Case:
+    """Every interval the rules need, from segments of the phases that may speak for it.
+
+    Raises:
+        ValueError: a segment without steps or without time.
+    """
+    timed = _of_verdict(evidence)
+    sham = _speedup(_blocks(timed, policy, arm=_sham_arm(evidence), other=evidence.baseline), policy)
+    arms = {opponent: opponent_arm(evidence, opponent) for opponent in policy.opponents}
+    workers = {
+        opponent: _blocks(timed, policy, arm=evidence.candidate, other=arm) for opponent, arm in arms.items()
+    }
+    rows = [_against(evidence, policy, opponent=o, workers=workers[o], sham=sham) for o in policy.opponents]
+    return Case(
+        evidence=evidence,
+        policy=policy,
+        against=[row for row in rows if row is not None],
+        sham=sham,
+        ceiling=_ceiling(evidence, arms[policy.decides]),
+        blocks=sum(map(len, workers[policy.decides].values())),
+        workers=len(workers[policy.decides]),
+    )
+
+
+def opponent_arm(evidence: Evidence, opponent: Opponent) -> str | None:
+    """Name of the arm that stands for an opponent; None when it was never chosen or made."""
+    if opponent == "best_pytorch":
+        return evidence.baseline
+    return AS_SHIPPED if find_arm(evidence, AS_SHIPPED) else None
+
+
+def find_arm(evidence: Evidence, name: str | None) -> ArmRecord | None:
+    """The arm of that name, if it was tried."""
+    return next((arm for arm in evidence.arms if arm.name == name), None)
+
+
+def is_look(estimate: Estimate, policy: Policy) -> bool:
+    """Whether as many workers stand behind it as the first look needs."""
+    return (estimate.look or 0) >= policy.looks[0]
+
+
+def is_drowned(speedup: Estimate, sham: Estimate | None, policy: Policy) -> bool:
+    """Whether identical code differs so much (or was never timed) that this reading means nothing.
+
+    A gain must clear the identical-code control. Where that control differs from 1 significantly and by more
+    than half the margin, any reading must lie apart from it, and a loss must not be what hides a gain.
+
+    Source:
+        METHOD.md B5.12 (L > U_S) and B7 (AA_BIAS).
+    """
+    bar = 1 + policy.margin
+    if sham is None or not is_look(sham, policy):
+        return speedup.lower_bound > bar
+    is_above = speedup.lower_bound > sham.upper_bound
+    if speedup.lower_bound > bar:
+        return not is_above
+    excludes_one = sham.lower_bound > 1 or sham.upper_bound < 1
+    is_biased = excludes_one and abs(sham.point_estimate - 1) > policy.margin / 2
+    is_below = speedup.upper_bound < sham.lower_bound
+    hides_a_gain = speedup.upper_bound < bar <= speedup.upper_bound / sham.lower_bound
+    return is_biased and not is_below and (hides_a_gain or not is_above)
+
+
+def memory_of(evidence: Evidence) -> MemoryVerdict:
+    """The two numbers, or None; no policy asks for a memory outcome yet, so there is none."""
+    on_device = evidence.device is not None and evidence.device.kind == "cuda"
+    measure = "peak of memory allocated by torch" if on_device else "resident high-water mark of the process"
+    return MemoryVerdict(
+        outcome=None,
+        baseline_bytes=_peak(evidence, evidence.baseline, on_device=on_device),
+        candidate_bytes=_peak(evidence, evidence.candidate, on_device=on_device),
+        measure=measure if evidence.memory else "not measured",
+    )
+
+
+def _peak(evidence: Evidence, arm: str | None, *, on_device: bool) -> int | None:
+    records = [record for record in evidence.memory if record.arm == arm]
+    peaks = [record.peak_allocated_bytes if on_device else record.host_high_water_bytes for record in records]
+    return max((peak for peak in peaks if peak is not None), default=None)
+
+
+def _of_verdict(evidence: Evidence) -> list[Segment]:
+    """Segments that may stand behind a speed-up: pilots chose the arms, so they would flatter the winner."""
+    return [segment for segment in evidence.segments if segment.phase == "verdict"]
+
+
+def _blocks(timed: Sequence[Segment], policy: Policy, *, arm: str | None, other: str | None) -> _Workers:
+    """Block contrasts of every worker with enough of them; a half-done worker does not count."""
+    if arm is None or other is None:
+        return {}
+    workers = stats.block_contrasts(timed, arm=arm, other=other)
+    return {worker: values for worker, values in workers.items() if len(values) >= policy.blocks}
+
+
+def _speedup(workers: _Workers, policy: Policy) -> Estimate | None:
+    estimates = stats.worker_estimates(workers)
+    if len(estimates) < 2:
+        return None
+    interval = stats.t_interval(estimates, policy.level)
+    return stats.as_estimate(interval, level=policy.level, look=len(estimates))
+
+
+def _against(
+    evidence: Evidence, policy: Policy, *, opponent: Opponent, workers: _Workers, sham: Estimate | None
+) -> Against | None:
+    arm, candidate = opponent_arm(evidence, opponent), evidence.candidate
+    speedup = _speedup(workers, policy)
+    if speedup is None or arm is None or candidate is None:
+        return None
+    segments = [segment for segment in _of_verdict(evidence) if segment.worker in workers]
+    arm_step_s, candidate_step_s = (stats.step_seconds(segments, name) for name in (arm, candidate))
+    if arm_step_s is None or candidate_step_s is None:
+        return None
+    return Against(
+        opponent=opponent,
+        arm=arm,
+        arm_step_s=arm_step_s,
+        candidate_step_s=candidate_step_s,
+        speedup=speedup,
+        outcome=_interval_rule(speedup, sham, policy),
+    )
+
+
+def _interval_rule(speedup: Estimate, sham: Estimate | None, policy: Policy) -> Outcome:
+    """METHOD.md B5.12: confirm above margin and identical code, refute below the margin, else go on."""
+    bar = 1 + policy.margin
+    if not is_look(speedup, policy) or is_drowned(speedup, sham, policy):
+        return Outcome.INCONCLUSIVE
+    if speedup.lower_bound > bar:
+        return Outcome.CONFIRMED
+    return Outcome.REFUTED if speedup.upper_bound < bar else Outcome.INCONCLUSIVE
+
+
+def _ceiling(evidence: Evidence, opponent: str | None) -> Estimate | None:
+    """Opponent's time over the fastest headroom arm of any mode.
+
+    None when the opponent's or the candidate's mode has no headroom arm: a slower mode's ceiling is none.
+    """
+    if opponent is None or opponent in evidence.recompiles:
+        return None
+    arms = [arm for arm in evidence.arms if arm.role is Role.HEADROOM and arm.status == "ok"]
+    arms = [arm for arm in arms if arm.name not in evidence.recompiles]
+    contrasts = {arm: stats.block_contrasts(evidence.segments, arm=arm.name, other=opponent) for arm in arms}
+    timed = [arm for arm in arms if contrasts[arm]]
+    covered = {arm.mode for arm in arms if contrasts[arm] or arm.step_s is not None}
+    runs = [find_arm(evidence, name) for name in (opponent, evidence.candidate)]
+    if not timed or not {run.mode for run in runs if run is not None} <= covered:
+        return None
+    fastest = max(timed, key=lambda arm: stats.median(chain.from_iterable(contrasts[arm].values())))
+    return stats.ceiling_estimate(contrasts[fastest])
+
+
+def _sham_arm(evidence: Evidence) -> str | None:
+    return next((arm.name for arm in evidence.arms if arm.role is Role.SHAM and arm.status == "ok"), None)
