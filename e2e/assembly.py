@@ -1,5 +1,7 @@
-"""Pieces to Result: what was observed in every cell, what it means, and where it happened. Pure but for one look
-at the environment."""
+"""Pieces to Result: what was observed in every cell, what it means, and where it happened.
+
+Pure but for one look at the environment.
+"""
 
 from __future__ import annotations
 
@@ -7,54 +9,56 @@ import os
 import platform
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from e2e import feedback
-from e2e.judge import judge
+from e2e.invocation import Invocation
+from e2e.judge import deciding, judge
+from e2e.request import Loaded, Request
 from e2e.schema.evidence import Evidence
 from e2e.schema.result import CellResult, ErrorRecord, Result, SetUp
-from e2e.schema.words import Outcome
 from e2e.schema.workload import Cell
-
-if TYPE_CHECKING:
-    from e2e.pipeline import Loaded
 
 _PACKAGES = ("torch", "transformers", "triton", "apache-tvm-ffi", "numpy")
 _VARIABLES = (
-    "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "CUBLAS_WORKSPACE_CONFIG",
-    "NVIDIA_TF32_OVERRIDE", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "OMP_NUM_THREADS", "OMP_PROC_BIND",
-    "TRITON_DEFAULT_FP_FUSION", "TRITON_INTERPRET", "TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE",
+    "HF_HUB_OFFLINE",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "NVIDIA_TF32_OVERRIDE",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "OMP_NUM_THREADS",
+    "OMP_PROC_BIND",
+    "TRITON_DEFAULT_FP_FUSION",
+    "TRITON_INTERPRET",
+    "TORCH_COMPILE_DISABLE",
+    "TORCHDYNAMO_DISABLE",
 )
-_WORST_FIRST = (
-    Outcome.INCORRECT, Outcome.FAILED, Outcome.NOT_APPLICABLE, Outcome.INCONCLUSIVE, Outcome.REFUTED, None,
-    Outcome.CONFIRMED,
-)
-"""With several cells the run says the worst: CONFIRMED needs every cell."""
 
 
 def assemble(
-    loaded: Loaded, courses: Sequence[tuple[Cell, Evidence]], *, run_id: str, created: str, seconds: float,
+    loaded: Loaded,
+    courses: Sequence[tuple[Cell, Evidence]],
+    *,
+    run_id: str,
+    created: str,
+    seconds: float,
     error: BaseException | None,
 ) -> Result:
     """The whole run as one record."""
-    cells = [CellResult(cell=cell, evidence=found, verdict=judge(found, loaded.policy)) for cell, found in courses]
-    chosen = min(cells, key=lambda item: _WORST_FIRST.index(item.verdict.outcome)) if cells else None
+    cells = [
+        CellResult(cell=cell, evidence=found, verdict=judge(found, loaded.policy)) for cell, found in courses
+    ]
+    chosen = cells[deciding([cell.verdict for cell in cells])] if cells else None
     verdict = chosen.verdict if chosen else None
     evidence = chosen.evidence if chosen else None
     problem = _error(error)
-    request = loaded.request
-    invocation = feedback.Invocation(
-        workload=request.workload,
-        kernels=request.kernels,
-        run=str(request.out / run_id),
-        policy=request.policy,
-        options=tuple(word for item in request.overrides for word in ("--set", item)),
-    )
     return Result(
         run_id=run_id,
         created=created,
         seconds=seconds,
-        command=list(request.command),
+        command=list(loaded.request.command),
         outcome=verdict.outcome if verdict and problem is None else None,
         label=verdict.label if verdict and problem is None else None,
         stage=evidence.stage_finished if evidence else None,
@@ -74,12 +78,28 @@ def assemble(
         environment=environment(loaded, evidence),
         unseen=evidence.unseen if evidence else [],
         feedback=(
-            feedback.feedback(evidence, verdict, policy=loaded.policy, invocation=invocation)
+            feedback.feedback(
+                evidence, verdict, policy=loaded.policy, invocation=_invocation(loaded.request, run_id)
+            )
             if evidence and verdict and problem is None
             else None
         ),
         error=problem,
         random_weights=loaded.workload.workload.model.weights == "random",
+    )
+
+
+def _invocation(request: Request, run_id: str) -> Invocation:
+    """What the caller gave; a device found by e2e is found again."""
+    options = [word for item in request.overrides for word in ("--set", item)]
+    options += ["--op", request.op] if request.op else []
+    options += ["--device", request.device] if request.device != "auto" else []
+    return Invocation(
+        workload=request.workload,
+        kernels=request.kernels,
+        run=str(request.out / run_id),
+        policy=request.policy,
+        options=tuple(options),
     )
 
 

@@ -97,9 +97,9 @@ def validate(
     """Does the kernel's win survive the workload?"""
     if len(kernel) > 1:
         raise UsageError("several kernels together come with a later version; give one --kernel")
-    from e2e.pipeline import Request
     from e2e.pipeline import validate as run_validation
     from e2e.progress import Several, events_to, for_people
+    from e2e.request import Request
 
     request = Request(
         workload=workload,

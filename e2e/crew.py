@@ -58,7 +58,7 @@ class Crew:
 
     def start(self) -> None:
         """Begin both zygotes' imports, side by side; nothing waits for them yet."""
-        prefix = namespace_prefix()
+        prefix = namespace_prefix(cuda=self.device != "cpu")
         self.confined = bool(prefix)
         for clean in (True, False):
             self._zygotes[clean] = Zygote(
@@ -128,6 +128,12 @@ class Crew:
         except WorkerFault as fault:
             raise _ours(fault) from fault
 
+    def remarks(self) -> list[str]:
+        """What the report should say about the processes themselves."""
+        extra = {name for zygote in self._zygotes.values() for name in zygote.threads[1:]}
+        found = [f"single-threaded forks: imports started {', '.join(sorted(extra))}"] if extra else []
+        return found if self.confined else [*found, "escaped processes: no PID namespace here"]
+
     def close(self) -> None:
         """End every process."""
         for zygote in self._zygotes.values():
@@ -162,7 +168,7 @@ class Crew:
             "TOKENIZERS_PARALLELISM": "false",
             "KINETO_LOG_LEVEL": "99",
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-            "TORCHINDUCTOR_COMPILE_THREADS": str(min(4, thread_count())),
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",  # more would start a pool, hence threads, in the zygote
         }
 
     def _model_modules(self) -> list[str]:

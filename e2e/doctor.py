@@ -206,7 +206,7 @@ def _nvml() -> Check:
 
 def _namespace() -> Check:
     try:
-        prefix = namespace_prefix()
+        prefix = namespace_prefix(cuda=False)
     except (OSError, subprocess.TimeoutExpired):
         prefix = []
     if prefix:

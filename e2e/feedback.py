@@ -1,59 +1,31 @@
-"""What to do next, and what the result says beside the verdict: set-up, claim, feedback. Pure."""
+"""What the result says beside the verdict: set-up, claim, feedback. Pure."""
 
 from __future__ import annotations
 
 import math
-import shlex
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
-from e2e import stats, wording
+from e2e import stats
+from e2e.invocation import Invocation
+from e2e.next_actions import next_actions
 from e2e.schema.evidence import ArmRecord, Evidence, Isolated
 from e2e.schema.kernel import Kernel
 from e2e.schema.policy import Policy
-from e2e.schema.result import ClaimRecord, Feedback, NextAction, SetUp
+from e2e.schema.result import ClaimRecord, Feedback, SetUp
 from e2e.schema.verdict import Against, Verdict
-from e2e.schema.words import Outcome, ReasonCode, ReasonKind, Stage, kind_of
+from e2e.schema.words import Outcome, ReasonCode, ReasonKind, kind_of
 from e2e.units import Ratio, Seconds
+from e2e.weighing import find_arm
 
-OVERHEAD = 1.5
-"""Wall time of a worker over its timed segments. Source: issue 3, time to verdict at most 1.5."""
-SMALL_POLICY, FULL_POLICY, FULL_SECONDS = "demo", "standard", 900.0
-"""The built-in policies, and the time the full one takes for a cell (DESIGN.md 3)."""
-_STAGE_SECONDS = {Stage.BUILD: 10.0, Stage.CHECK: 30.0, Stage.SCREEN: 90.0}
-"""What each earlier stage promises. Source: DESIGN.md 3."""
-
-
-@dataclass(frozen=True)
-class Invocation:
-    """What was typed, so that it can be typed again."""
-
-    workload: str
-    kernels: tuple[str, ...]
-    run: str
-    """The run's folder, as the user can type it."""
-    policy: str | None = None
-    """`--policy`, if given."""
-    options: tuple[str, ...] = ()
-    """Every other option to repeat, such as `--device cuda:1`; without `--until`, `--budget` and `--out`."""
-
-    def validate(
-        self, *, until: Stage | None = None, policy: str | None = None, budget_s: Seconds | None = None
-    ) -> str:
-        """The same run again, changed in what is given."""
-        words = ["e2e", "validate", self.workload]
-        words += [word for kernel in self.kernels for word in ("--kernel", kernel)]
-        words += self.options
-        chosen = policy or self.policy
-        words += ["--policy", chosen] if chosen else []
-        words += ["--until", until.value] if until else []
-        words += ["--budget", str(math.ceil(budget_s))] if budget_s else []
-        return shlex.join(words)
-
-    def on_run(self, command: str) -> str:
-        """`e2e COMMAND RUN`."""
-        return shlex.join(["e2e", command, self.run])
+_FAULTS: dict[ReasonCode, Literal["environment", "e2e"]] = {
+    ReasonCode.IDENTICAL_CODE_DIFFERS: "environment",
+    ReasonCode.BASELINE_UNFAIR: "environment",
+    ReasonCode.UNVERIFIED_OUTPUTS: "e2e",
+    ReasonCode.CHECK_NO_POWER: "e2e",
+    ReasonCode.RECOMPILED: "e2e",
+}
+"""Blocking flags that are somebody's fault; a short budget or a wide interval is nobody's."""
+_NOT_BY_RETRYING = {ReasonCode.CHECK_NO_POWER, ReasonCode.BASELINE_UNFAIR, ReasonCode.NOT_ON_PATH}
 
 
 def set_up(evidence: Evidence, verdict: Verdict | None = None) -> SetUp:
@@ -64,7 +36,7 @@ def set_up(evidence: Evidence, verdict: Verdict | None = None) -> SetUp:
     Units:
         Seconds; break-even in steps.
     """
-    baseline, candidate = _arm(evidence, evidence.baseline), _arm(evidence, evidence.candidate)
+    baseline, candidate = find_arm(evidence, evidence.baseline), find_arm(evidence, evidence.candidate)
     build_s = sum(build.seconds for build in evidence.builds) if evidence.builds else None
     warm_s = _steady(evidence, candidate)
     steps = None
@@ -123,28 +95,14 @@ def _isolated(measured: Isolated | None, against: str) -> Ratio | None:
 def feedback(evidence: Evidence, verdict: Verdict, *, policy: Policy, invocation: Invocation) -> Feedback:
     """What a kernel author or agent needs to act: whose fault, whether to retry, and what to type next."""
     headline = next((r.code for r in verdict.reasons if kind_of(r.code) is not ReasonKind.ADVICE), None)
-    case = _Case(evidence, verdict, policy, invocation)
     ceiling = verdict.latency.ceiling
     return Feedback(
         fault=_fault(headline),
         retryable=verdict.outcome is Outcome.INCONCLUSIVE and headline not in _NOT_BY_RETRYING,
         left_to_win=ceiling.upper_bound if ceiling else None,
         lost_to=list(dict.fromkeys(r.arm for r in verdict.latency.against if r.outcome is Outcome.REFUTED)),
-        next_actions=_actions(case, headline),
+        next_actions=next_actions(evidence, verdict, headline=headline, policy=policy, invocation=invocation),
     )
-
-
-# Whose fault ----------------------------------------------------------------------------------------------
-
-_FAULTS: dict[ReasonCode, Literal["environment", "e2e"]] = {
-    ReasonCode.IDENTICAL_CODE_DIFFERS: "environment",
-    ReasonCode.BASELINE_UNFAIR: "environment",
-    ReasonCode.UNVERIFIED_OUTPUTS: "e2e",
-    ReasonCode.CHECK_NO_POWER: "e2e",
-    ReasonCode.RECOMPILED: "e2e",
-}
-"""Blocking flags that are somebody's fault; a short budget or a wide interval is nobody's."""
-_NOT_BY_RETRYING = {ReasonCode.CHECK_NO_POWER, ReasonCode.BASELINE_UNFAIR, ReasonCode.NOT_ON_PATH}
 
 
 def _fault(headline: ReasonCode | None) -> Literal["kernel", "environment", "e2e"] | None:
@@ -153,257 +111,6 @@ def _fault(headline: ReasonCode | None) -> Literal["kernel", "environment", "e2e
     if kind_of(headline) in (ReasonKind.INCORRECT, ReasonKind.FAILED):
         return "kernel"
     return _FAULTS.get(headline)
-
-
-# What to do next ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Case:
-    evidence: Evidence
-    verdict: Verdict
-    policy: Policy
-    invocation: Invocation
-
-    @property
-    def deciding(self) -> Against | None:
-        return _against(self.verdict, self.policy.decides)
-
-
-def _actions(case: _Case, headline: ReasonCode | None) -> list[NextAction]:
-    if headline is None:
-        return [_next_stage(case)]
-    by_code = _BY_CODE.get(headline) or _BY_KIND[kind_of(headline)]
-    return by_code(case, headline)
-
-
-def _next_stage(case: _Case) -> NextAction:
-    """After a stage that was asked for and passed."""
-    later = [stage for stage in Stage if stage.rank > case.evidence.stage_asked.rank]
-    until = later[0] if later else Stage.VERDICT
-    command = case.invocation.validate(until=until if until is not Stage.VERDICT else None)
-    seconds = _STAGE_SECONDS.get(until, case.policy.budgets.cell_s)
-    why = f"stage {case.evidence.stage_asked} passed; the next one is {until}, about {wording.span(seconds)}"
-    return NextAction(kind="next_stage", why=why, command=command, seconds=seconds)
-
-
-def _fix_check(case: _Case, code: ReasonCode) -> list[NextAction]:
-    """Found by the op or model check, or earlier: the short loop shows whether a fix works."""
-    return [_fix(case, f"fix {_fault_place(case, code)}, then repeat the check", until=Stage.CHECK)]
-
-
-def _fix_build(case: _Case, code: ReasonCode) -> list[NextAction]:
-    return [_fix(case, f"fix {_fault_place(case, code)}, then build again", until=Stage.BUILD)]
-
-
-def _fix_backward(case: _Case, code: ReasonCode) -> list[NextAction]:
-    why = "add a backward to the kernel (`backward:` in its block), or validate it in an inference workload"
-    return [_fix(case, why, until=Stage.CHECK)]
-
-
-def _fix_timed(case: _Case, code: ReasonCode) -> list[NextAction]:
-    """Found in timed steps, so only timing them again shows whether a fix works."""
-    why = f"fix {_fault_place(case, code)}: outputs may depend on nothing but the step's own input"
-    seconds = case.policy.budgets.cell_s
-    return [NextAction(kind="fix", why=why, command=case.invocation.validate(), seconds=seconds)]
-
-
-def _fix(case: _Case, why: str, *, until: Stage) -> NextAction:
-    command = case.invocation.validate(until=until)
-    return NextAction(kind="fix", why=why, command=command, seconds=_STAGE_SECONDS[until])
-
-
-def _fault_place(case: _Case, code: ReasonCode) -> str:
-    """`rmsnorm.cu:31`, or the kernel and where it was caught: the most exact place known."""
-    where = next(reason.where for reason in case.verdict.reasons if reason.code is code)
-    if where.file:
-        return f"{where.file}:{where.line}" if where.line else where.file
-    caught = where.site or where.parameter
-    return f"the kernel (caught at {caught})" if caught else "the kernel"
-
-
-def _elsewhere(case: _Case, code: ReasonCode) -> list[NextAction]:
-    why = "choose a workload whose model has the op in the kernel's own meaning"
-    other = NextAction(kind="choose_workload", why=why, command="e2e list workloads")
-    return [other, _read(case, "the report names every site, and why it was not patched")]
-
-
-def _read(case: _Case, why: str) -> NextAction:
-    return NextAction(kind="read", why=why, command=case.invocation.on_run("report"))
-
-
-def _trace(case: _Case, why: str) -> NextAction:
-    return NextAction(kind="trace", why=why, command=case.invocation.on_run("trace"))
-
-
-def _other_op(case: _Case, code: ReasonCode) -> list[NextAction]:
-    why = "no kernel for this op can win here: look where the step's time goes, and take a larger op"
-    return [NextAction(kind="choose_op", why=why, command=case.invocation.on_run("trace"))]
-
-
-def _look_at_trace(case: _Case, code: ReasonCode) -> list[NextAction]:
-    why = "compare the kernels of both arms in the trace: added copies, launches, and lost fusions"
-    ceiling = case.verdict.latency.ceiling
-    if ceiling is not None:
-        why += f"; any kernel for this op can win at most {wording.ratio(ceiling.upper_bound)}"
-    seconds = _STAGE_SECONDS[Stage.SCREEN]
-    short = f"after a change, screen first: about {wording.span(seconds)}"
-    command = case.invocation.validate(until=Stage.SCREEN)
-    return [_trace(case, why), NextAction(kind="screen", why=short, command=command, seconds=seconds)]
-
-
-def _screen_again(case: _Case) -> NextAction:
-    """The short loop for speed."""
-    seconds = _STAGE_SECONDS[Stage.SCREEN]
-    why = f"after a change, screen first: about {wording.span(seconds)}"
-    command = case.invocation.validate(until=Stage.SCREEN)
-    return NextAction(kind="screen", why=why, command=command, seconds=seconds)
-
-
-def _use_pytorch(case: _Case, code: ReasonCode) -> list[NextAction]:
-    row = case.deciding
-    path = wording.arm(row.arm) if row else "the strongest PyTorch path"
-    why = f"use {path} instead: as fast, and nothing to maintain"
-    use = NextAction(kind="use_pytorch", why=why, command=case.invocation.on_run("report"))
-    return [use, *_look_at_trace(case, code)]
-
-
-def _keep(case: _Case, code: ReasonCode) -> list[NextAction]:
-    why = "let CI re-judge this run: exit code 0 while the verdict holds"
-    gate = NextAction(kind="gate", why=why, command=case.invocation.on_run("gate"))
-    return [gate, _read(case, "the evidence in full")]
-
-
-def _full_verdict(case: _Case, code: ReasonCode) -> list[NextAction]:
-    seconds = case.policy.budgets.cell_s
-    why = f"the screen leaves room for a gain; a verdict takes up to {wording.span(seconds)}"
-    return [NextAction(kind="next_stage", why=why, command=case.invocation.validate(), seconds=seconds)]
-
-
-# What would resolve it ------------------------------------------------------------------------------------
-
-
-def _more_time(case: _Case, code: ReasonCode) -> list[NextAction]:
-    """The run ended early: time for the workers that a look needs or that would decide, at this pace."""
-    looks, done = case.policy.looks, case.evidence.workers_finished
-    workers = min(max(_workers_to_decide(case) or 0, looks[0]), looks[-1])
-    budget_s = case.policy.budgets.cell_s * (max(2.0, workers / done) if done else 2.0)
-    budget_s = 60.0 * math.ceil(budget_s / 60)
-    why = f"{workers} workers are needed, {done} finished: give the run {wording.span(budget_s)}"
-    command = case.invocation.validate(budget_s=budget_s)
-    return [NextAction(kind="more_time", why=why, command=command, seconds=budget_s)]
-
-
-def _resolve(case: _Case, code: ReasonCode) -> list[NextAction]:
-    """The interval straddles the margin after the last look (or, at a screen, nothing decided yet)."""
-    if case.evidence.stage_asked is not Stage.VERDICT:
-        return _full_verdict_or_trace(case)
-    actions = []
-    if case.policy.name == SMALL_POLICY:
-        why = f"more workers and longer segments than this first look: up to {wording.span(FULL_SECONDS)}"
-        command = case.invocation.validate(policy=FULL_POLICY)
-        actions.append(NextAction(kind="full_policy", why=why, command=command, seconds=FULL_SECONDS))
-    actions.append(_larger_schedule(case))
-    if any(reason.code is ReasonCode.HOST_BOUND for reason in case.verdict.reasons):
-        why = "the device waits for the host, and the host's time varies: the trace shows where"
-        actions.append(_trace(case, why))
-    return actions
-
-
-def _full_verdict_or_trace(case: _Case) -> list[NextAction]:
-    seconds = case.policy.budgets.cell_s
-    why = f"only a verdict run decides: up to {wording.span(seconds)}"
-    verdict = NextAction(kind="next_stage", why=why, command=case.invocation.validate(), seconds=seconds)
-    return [verdict, _trace(case, "where the pilot's step spent its time")]
-
-
-def _larger_schedule(case: _Case) -> NextAction:
-    """How many workers would decide, in minutes; a fresh run, because adding to this one would be peeking."""
-    workers, each = _workers_to_decide(case), _worker_seconds(case.evidence)
-    seconds = each * workers if workers and each else 2 * case.policy.budgets.cell_s
-    budget_s = 60.0 * math.ceil(max(seconds, case.policy.budgets.cell_s) / 60)
-    if workers is None:
-        why = "the gain lies too near the margin for any schedule: run it again on a quieter machine"
-        why += f" ({wording.span(budget_s)}), or accept that it is about the margin"
-    else:
-        why = f"about {workers} workers ({wording.span(budget_s)}) should decide: give a fresh run a policy"
-        why += f" whose `looks` end at {workers}; under this one, only a quieter machine helps"
-    command = case.invocation.validate(budget_s=budget_s)
-    return NextAction(kind="larger_schedule", why=why, command=command, seconds=budget_s)
-
-
-def _again(case: _Case, code: ReasonCode) -> list[NextAction]:
-    """The evidence is not what it claims to be; a fresh run may be."""
-    seconds = case.policy.budgets.cell_s
-    why = f"{_AGAIN_WHY.get(code, 'the evidence cannot be relied on')}; run it again: {wording.span(seconds)}"
-    again = NextAction(kind="again", why=why, command=case.invocation.validate(), seconds=seconds)
-    return [again, _read(case, "what was seen, in full")]
-
-
-def _off_path(case: _Case, code: ReasonCode) -> list[NextAction]:
-    span = wording.span(_STAGE_SECONDS[Stage.CHECK])
-    why = f"find out why the kernel does not run in the timed arm; the check takes {span}"
-    return [_fix(case, why, until=Stage.CHECK), _trace(case, "the kernels that did run")]
-
-
-_AGAIN_WHY = {
-    ReasonCode.IDENTICAL_CODE_DIFFERS: "identical code differs: quiet the machine",
-    ReasonCode.UNVERIFIED_OUTPUTS: "timed outputs were not all verified",
-    ReasonCode.RECOMPILED: "a timed segment compiled something; caches are warm now",
-    ReasonCode.CEILING_EXCEEDED: "the gain exceeds the op's whole cost, so one of the two is wrong",
-    ReasonCode.CHECK_NO_POWER: "the check catches too little: report it with this run",
-    ReasonCode.BASELINE_UNFAIR: "the eager baseline did not run; make it run here (`e2e doctor`)",
-    ReasonCode.RUN_INCOMPLETE: "the run ended before its last stage",
-}
-_BY_CODE: dict[ReasonCode, Callable[[_Case, ReasonCode], list[NextAction]]] = {
-    ReasonCode.STALE_OUTPUT: _fix_timed,
-    ReasonCode.CONTAMINATED_BASELINE: _fix_timed,
-    ReasonCode.TAMPERED: _fix_timed,
-    ReasonCode.BUILD_FAILED: _fix_build,
-    ReasonCode.NO_BACKWARD: _fix_backward,
-    ReasonCode.NOT_ON_PATH: _off_path,
-    ReasonCode.TOO_FEW_WORKERS: _more_time,
-    ReasonCode.BUDGET_EXHAUSTED: _more_time,
-    ReasonCode.GAIN_CONFIRMED: _keep,
-    ReasonCode.MATCHED_BY_PYTORCH: _use_pytorch,
-    ReasonCode.REGRESSION: _look_at_trace,
-    ReasonCode.BELOW_MARGIN: _look_at_trace,
-    ReasonCode.INTERVAL_STRADDLES: _resolve,
-    ReasonCode.PROMISING: _full_verdict,
-}
-_BY_KIND: dict[ReasonKind, Callable[[_Case, ReasonCode], list[NextAction]]] = {
-    ReasonKind.INCORRECT: _fix_check,
-    ReasonKind.FAILED: _fix_check,
-    ReasonKind.NOT_APPLICABLE: _elsewhere,
-    ReasonKind.NO_HEADROOM: _other_op,
-    ReasonKind.BLOCKING: _again,
-}
-
-
-def _workers_to_decide(case: _Case) -> int | None:
-    """Workers whose interval would no longer hold the margin, if the point estimate stays; None if too
-    many.
-    """
-    row = case.deciding
-    if row is None or (row.speedup.look or 0) < 2:
-        return None
-    speedup = row.speedup
-    half = math.log(speedup.upper_bound / speedup.lower_bound) / 2
-    distance = abs(math.log(speedup.point_estimate) - math.log1p(case.policy.margin))
-    return stats.workers_for(
-        distance, half_width=half, workers=speedup.look or 0, level=speedup.confidence_level
-    )
-
-
-def _worker_seconds(evidence: Evidence) -> Seconds | None:
-    """Wall time of one more worker, from the timed seconds of those that ran."""
-    timed = [segment for segment in evidence.segments if segment.phase == "verdict"]
-    workers = {segment.worker for segment in timed}
-    return OVERHEAD * math.fsum(s.seconds for s in timed) / len(workers) if workers else None
-
-
-def _arm(evidence: Evidence, name: str | None) -> ArmRecord | None:
-    return next((arm for arm in evidence.arms if arm.name == name), None)
 
 
 def _against(verdict: Verdict, opponent: str) -> Against | None:

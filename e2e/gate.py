@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from e2e.errors import UsageError
-from e2e.judge import exit_code, judge
+from e2e.judge import deciding, exit_code, judge
 from e2e.schema.policy import Policy
 from e2e.schema.result import METHOD, Result
-from e2e.schema.verdict import Verdict
 from e2e.schema.words import Outcome, ReasonKind, kind_of
 from e2e.story import reason_line
 from e2e.wording import LABELS, clean, outcome_word
 
-WORST_FIRST = (
-    Outcome.INCORRECT,
-    Outcome.FAILED,
-    Outcome.NOT_APPLICABLE,
-    Outcome.INCONCLUSIVE,
-    Outcome.REFUTED,
-    None,
-    Outcome.CONFIRMED,
-)
-"""A sweep is as good as its worst cell: who adopts a kernel adopts it for all of them."""
 _REASONS_SHOWN = 3
 
 
@@ -33,11 +21,6 @@ class Gate:
 
     code: int
     text: str
-
-
-def deciding(verdicts: Sequence[Verdict]) -> int:
-    """Index of the cell that decides a sweep: the first of the worst."""
-    return min(range(len(verdicts)), key=lambda index: WORST_FIRST.index(verdicts[index].outcome))
 
 
 def regate(result: Result, policy: Policy | None) -> Gate:

@@ -37,7 +37,7 @@ RULES: tuple[Callable[[Case], Iterator[Reason]], ...] = (
     speed.decided_by_interval,
     advice.advice,
 )
-"""Of two reasons of one kind, the rule listed first gives the headline."""
+"""Within a kind this order stands, and of two reasons with one code the first."""
 
 
 def judge(evidence: Evidence, policy: Policy) -> Verdict:

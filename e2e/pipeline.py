@@ -7,14 +7,13 @@ import secrets
 import shutil
 import tempfile
 import time
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from e2e import assembly, registry, store
 from e2e.cache import cache_folder
-from e2e.configuration import LoadedWorkload, load_policy, load_workload
+from e2e.configuration import load_policy, load_workload
 from e2e.crew import CandidateFault, Crew, Deadline
 from e2e.errors import CandidateError, E2EError, UsageError
 from e2e.judge import judge
@@ -24,9 +23,8 @@ from e2e.measure.schedule import SeedSource
 from e2e.preflight import check_fit, check_model
 from e2e.protocols import BuildTarget, Built, Progress
 from e2e.reading import read_kernel
+from e2e.request import Loaded, Request
 from e2e.schema.evidence import BuildRecord, Evidence, Fault, Where
-from e2e.schema.kernel import Kernel
-from e2e.schema.policy import Policy
 from e2e.schema.result import Result
 from e2e.schema.words import Outcome, ReasonCode, Stage
 from e2e.schema.workload import Cell, cells_of
@@ -43,36 +41,6 @@ RESERVE_RATIO = 0.12
 """Share of a cell's time kept for traces, memory and the report."""
 SEED_SPACE = 2**31
 """Run seeds; step seeds count up from a multiple of it, so that those of two runs never meet."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """One call of `e2e validate`."""
-
-    workload: str
-    kernels: tuple[str, ...]
-    until: Stage = Stage.VERDICT
-    op: str | None = None
-    overrides: tuple[str, ...] = ()
-    policy: str | None = None
-    device: str = "auto"
-    budget_s: float | None = None
-    seed: int | None = None
-    out: Path = Path("results")
-    traces: bool = True
-    command: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """Everything the caller named, read and found to fit together."""
-
-    request: Request
-    workload: LoadedWorkload
-    policy: Policy
-    kernel: Kernel
-    device: Device
-    seed: int
 
 
 def validate(request: Request, progress: Progress) -> Result:
@@ -202,7 +170,7 @@ def _stages(course: Course) -> None:
     except CandidateFault as caught:
         course.fail(caught.fault)
     telemetry, unseen = course.watch.end()
-    course.learn(telemetry=telemetry, unseen=[*course.evidence.unseen, *unseen])
+    course.learn(telemetry=telemetry, unseen=[*course.evidence.unseen, *unseen, *course.crew.remarks()])
     if not course.evidence.faults:
         try:
             look_back(course)

@@ -19,6 +19,8 @@ from e2e.integrity.channel import Channel, ChannelClosed, ChannelGarbage, Channe
 from e2e.integrity.isolation import die_with_parent
 
 FaultKind = Literal["raised", "crashed", "exited", "timed_out", "garbage"]
+SEND_S = 30.0
+"""A request fits the socket's buffer, or nearly: a worker that does not read it in this time is stopped."""
 
 
 class WorkerFault(E2EError):
@@ -55,6 +57,8 @@ class Zygote:
                 preexec_fn=die_with_parent,  # noqa: PLW1509 - one ctypes call, and the parent has one thread
             )
         self._ready: dict[str, Any] | None = None
+        self.threads: list[str] = []
+        """Names of its threads: more than one is a risk at every fork, which the time limits contain."""
 
     def ready(self, timeout_s: float) -> dict[str, Any]:
         """Wait for the imports; says how many threads it has and that no device was touched.
@@ -72,8 +76,9 @@ class Zygote:
                     f"could not import torch and transformers in a worker within {timeout_s:.0f} s; "
                     f"`e2e doctor` looks closer\n{tail}"
                 ) from error
-            if self._ready["threads"] != 1 or self._ready["cuda_initialized"]:
-                raise E2EError(f"a zygote must have one thread and no device, but: {self._ready}")
+            if self._ready["cuda_initialized"]:
+                raise E2EError("a zygote initialised CUDA, which no fork survives: an imported package did that")
+            self.threads = self._ready["threads"]
         return self._ready
 
     def spawn(self, request: Mapping[str, Any], *, log: Path) -> Worker:
@@ -146,7 +151,10 @@ class Worker:
     def send(self, do: str, **fields: Any) -> None:
         """Ask without waiting."""
         try:
-            self._channel.send({"do": do, **fields})
+            self._channel.send({"do": do, **fields}, timeout_s=SEND_S)
+        except ChannelTimeout as error:
+            self.kill()
+            raise WorkerFault(f"it did not read the request {do!r} within {SEND_S:.0f} s", kind="timed_out") from error
         except ChannelClosed:
             self._died(do)
 

@@ -74,11 +74,13 @@ class Handlers:
     ) -> dict[str, Any]:
         """Build the session and find the op's sites."""
         import torch
+        import torch._inductor.config
 
         from e2e import registry
         from e2e.schema.workload import Cell, Workload
 
         torch.set_num_threads(threads)
+        torch._inductor.config.compile_threads = min(8, threads)
         if device != "cpu":
             torch.cuda.set_device(torch.device(device))
         loaded = Workload.model_validate(workload)

@@ -14,11 +14,14 @@ import signal
 import socket
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from e2e.integrity.isolation import die_with_parent
 
 PACKET_BYTES = 65536
+THREADED = ("sklearn", "pandas", "pyarrow", "numexpr", "jax", "tensorflow", "datasets")
+"""Packages that transformers imports where it finds them, which start threads, and which no step needs."""
 
 
 def main() -> None:
@@ -49,6 +52,8 @@ def main() -> None:
 
 
 def _preload(modules: list[str]) -> dict[str, Any]:
+    blocked = [name for name in THREADED if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(blocked))  # None there makes an optional import fail like a missing package
     import torch
 
     torch.set_num_threads(1)
@@ -58,7 +63,9 @@ def _preload(modules: list[str]) -> dict[str, Any]:
         except ModuleNotFoundError as error:
             if error.name != name:
                 raise
-    threads = len(os.listdir("/proc/self/task"))
+    for name in blocked:
+        del sys.modules[name]
+    threads = [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")]
     return {"threads": threads, "cuda_initialized": bool(torch.cuda.is_initialized())}
 
 

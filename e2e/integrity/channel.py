@@ -36,15 +36,20 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any], timeout_s: float | None = None) -> None:
         """Send one object.
 
         Raises:
             ChannelClosed: the other side is gone.
+            ChannelTimeout: the other side did not read it in time; the channel is of no use any more.
+            ValueError: it holds a number that is not finite.
         """
         body = json.dumps(message, allow_nan=False, separators=(",", ":")).encode()
+        self._sock.settimeout(timeout_s)  # else a limit left from receiving would hold
         try:
             self._sock.sendall(_HEADER.pack(len(body)) + body)
+        except TimeoutError as error:
+            raise ChannelTimeout("a message was not read in time") from error
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ChannelClosed("the other side closed the channel") from error
 

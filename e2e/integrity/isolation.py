@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping
 
 _PR_SET_PDEATHSIG = 1
@@ -24,20 +25,26 @@ def die_with_parent() -> None:
         return
 
 
-def namespace_prefix() -> list[str]:
+def namespace_prefix(*, cuda: bool) -> list[str]:
     """Command prefix that puts a process tree into its own PID namespace, or nothing where that is refused.
 
-    Inside it nothing outlives the first process, however often it forks or changes session.
+    Inside it nothing outlives the first process, however often it forks or changes session. It needs a /proc of
+    its own: CUDA looks its process up there, and fails with error 304 where the numbers are another namespace's.
     """
     if shutil.which("unshare") is None:
         return []
-    base = ["unshare", "--pid", "--fork", "--kill-child=SIGKILL"]
-    variants = [base] if os.geteuid() == 0 else [[*base, "--user", "--map-current-user"]]
-    for command in variants:
-        probe = subprocess.run([*command, "true"], capture_output=True, timeout=10, check=False)
-        if probe.returncode == 0:
-            return command
-    return []
+    command = ["unshare", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc"]
+    if os.geteuid() != 0:
+        command += ["--user", "--map-current-user"]
+    inside = [sys.executable, "-S", "-c", _CUDA_PROBE] if cuda else ["true"]
+    try:
+        probe = subprocess.run([*command, *inside], capture_output=True, timeout=20, check=False)
+    except subprocess.TimeoutExpired:
+        return []
+    return command if probe.returncode == 0 else []
+
+
+_CUDA_PROBE = "import ctypes, sys; sys.exit(ctypes.CDLL('libcuda.so.1').cuInit(0))"
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:

@@ -146,7 +146,10 @@ class ReasonCode(StrEnum):
 class ReasonText(StrEnum):
     """One sentence per reason code, under the same name."""
 
-    OP_ERROR_EXCEEDED = "on inputs of this model, the op's error against the reference exceeds what the baseline's own error allows"
+    OP_ERROR_EXCEEDED = (
+        "on inputs of this model, the op's error against the reference exceeds what the baseline's own"
+        " error allows"
+    )
     MODEL_ERROR_EXCEEDED = (
         "the model's outputs move further from the reference than the baseline's own error allows"
     )

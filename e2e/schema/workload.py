@@ -20,11 +20,12 @@ class ModelSpec(Record):
     revision: str | None = None
     """Commit of the hub id; recorded in the result."""
     factory: str | None = None
-    """`path/to/file.py:function`, relative to the workload file: called with the built model, returns the model."""
+    """`path/to/file.py:function`, relative to the workload file: called with the built model, returns the
+    model."""
     weights: Literal["pretrained", "random"] = "pretrained"
     """`random` is labelled in every report; there is never a silent fallback to it."""
     config: dict[str, Any] = Field(default_factory=dict)
-    """Fields laid over the model's config; alone (with `model_type`) they are the config of random weights."""
+    """Fields laid over the model's config; alone (with `model_type`) they are that of random weights."""
     dtype: DType
     """Always stated, always checked on the parameters."""
     attention: Literal["sdpa", "eager"] = "sdpa"

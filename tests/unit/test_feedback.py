@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from e2e.feedback import Invocation, claim, feedback, set_up
+from e2e.feedback import claim, feedback, set_up
+from e2e.invocation import Invocation
 from e2e.judge import judge
 from e2e.schema.evidence import DeviceFacts, Evidence, Fault, Isolated, MutantCheck, Where
 from e2e.schema.kernel import Claim

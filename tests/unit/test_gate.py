@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from e2e.errors import UsageError
-from e2e.gate import deciding, regate
+from e2e.gate import regate
+from e2e.judge import deciding
 from e2e.schema.policy import Policy
 from e2e.schema.result import CellResult
 from e2e.schema.words import Outcome, Stage

@@ -1,0 +1,41 @@
+"""The command that started a run, to be typed again with changes. Pure."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from dataclasses import dataclass
+
+from e2e.schema.words import Stage
+from e2e.units import Seconds
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """What was typed, so that it can be typed again."""
+
+    workload: str
+    kernels: tuple[str, ...]
+    run: str
+    """The run's folder, as the user can type it."""
+    policy: str | None = None
+    """`--policy`, if given."""
+    options: tuple[str, ...] = ()
+    """Every other option to repeat, such as `--device cuda:1`; without `--until`, `--budget` and `--out`."""
+
+    def validate(
+        self, *, until: Stage | None = None, policy: str | None = None, budget_s: Seconds | None = None
+    ) -> str:
+        """The same run again, changed in what is given."""
+        words = ["e2e", "validate", self.workload]
+        words += [word for kernel in self.kernels for word in ("--kernel", kernel)]
+        words += self.options
+        chosen = policy or self.policy
+        words += ["--policy", chosen] if chosen else []
+        words += ["--until", until.value] if until else []
+        words += ["--budget", str(math.ceil(budget_s))] if budget_s else []
+        return shlex.join(words)
+
+    def on_run(self, command: str) -> str:
+        """`e2e COMMAND RUN`."""
+        return shlex.join(["e2e", command, self.run])

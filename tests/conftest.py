@@ -1,0 +1,31 @@
+"""Fixtures that several folders share: a cache of their own, and a workload small enough to run whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import tiny
+
+
+@pytest.fixture(scope="session")
+def e2e_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """`E2E_CACHE_DIR` in a folder of this session, so that no test meets what another run left behind."""
+    folder = tmp_path_factory.mktemp("e2e-cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("E2E_CACHE_DIR", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def tiny_workload(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The workload file of a random two-layer Llama, its text beside it."""
+    return tiny.write_workload(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy with small budgets and eager arms only."""
+    return tiny.write_policy(tmp_path_factory.mktemp("policy") / "tiny.yaml")

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from e2e.assembly import assemble
+from e2e.configuration import LoadedWorkload
+from e2e.errors import EnvironmentFault
+from e2e.measure.devices import Device
+from e2e.request import Loaded, Request
+from e2e.schema.evidence import Evidence
+from e2e.schema.result import Result
+from e2e.schema.words import Outcome
+from tests import results
+from tests.fakes import evidence, kernel, op_check, policy, timed
+
+WIN = evidence(timed(1.05))
+
+
+def assembled(found: Sequence[Evidence], *, error: BaseException | None = None, **typed: Any) -> Result:
+    loaded = Loaded(
+        request=Request("w.yaml", ("k.cpp",), **typed),
+        workload=LoadedWorkload(results.workload(), Path("w.yaml"), {}, "0" * 64),
+        policy=policy(),
+        kernel=kernel(),
+        device=Device("cpu"),
+        seed=7,
+    )
+    courses = [(results.cell(batch=batch), each) for batch, each in enumerate(found, start=1)]
+    return assemble(loaded, courses, run_id="r1", created="now", seconds=1.0, error=error)
+
+
+def commands(result: Result) -> list[list[str]]:
+    assert result.feedback is not None
+    typed = [action.command for action in result.feedback.next_actions if action.command]
+    return [shlex.split(command) for command in typed]
+
+
+def test_a_run_is_as_good_as_its_worst_cell() -> None:
+    wrong = evidence(timed(1.05), op_checks=[op_check(status="wrong")])
+    result = assembled([WIN, wrong, WIN])
+    assert Outcome.INCORRECT is result.outcome
+    assert result.reasons == result.cells[1].verdict.reasons
+
+
+def test_a_run_without_cells_has_no_outcome() -> None:
+    result = assembled([])
+    assert (None, None, []) == (result.outcome, result.feedback, result.reasons)
+
+
+def test_a_run_that_ended_early_says_so_and_claims_nothing() -> None:
+    result = assembled([WIN], error=EnvironmentFault("the device is gone"))
+    assert (None, None) == (result.outcome, result.feedback)
+    assert result.error is not None
+    assert "the device is gone" in result.error.message
+
+
+def test_what_to_type_next_repeats_what_the_caller_gave() -> None:
+    wrong = evidence(op_checks=[op_check(status="wrong")])
+    typed = commands(assembled([wrong], op="rms_norm", device="cuda:1", overrides=("model.dtype=float32",)))[
+        0
+    ]
+    assert ["--set", "model.dtype=float32", "--op", "rms_norm", "--device", "cuda:1"] == typed[5:11]
+
+
+def test_what_to_type_next_names_no_device_that_the_caller_did_not() -> None:
+    wrong = evidence(op_checks=[op_check(status="wrong")])
+    typed = commands(assembled([wrong]))[0]
+    assert ["e2e", "validate", "w.yaml", "--kernel", "k.cpp", "--until", "check"] == typed
