@@ -20,6 +20,8 @@ from e2e.schema.words import Mode, Role
 
 REGION = "Torch-Compiled Region"
 """What torch calls a compiled region in a profile; an arm called compiled must have entered one."""
+SLOTS = 4096
+"""Steps whose inputs and fingerprints are held at once."""
 
 
 @dataclass
@@ -70,7 +72,7 @@ class Arena:
         self._candidate = candidate
         self._registered: Any = None
         self._arms: dict[str, Arm] = {}
-        self._ring = Ring(4096, session.device)
+        self._ring = Ring(SLOTS, session.device)
 
     def prepare(self, name: str, *, seed: int) -> dict[str, Any]:
         """Build, compile and run an arm's first steps; what is known about it afterwards."""
@@ -93,22 +95,23 @@ class Arena:
         self.run(name, seeds=[seed + 1, seed + 2])
         return {"first_step_s": first_step_s, "step_s": (time.perf_counter() - start) / 2, **self._proof(arm, seed)}
 
-    def run(self, name: str, *, seeds: list[int], mark: Callable[[int], None] | None = None) -> list[int]:
-        """Steps of one arm, one per seed, and their fingerprints.
-
-        `mark(n)` is called after each device sync: before the first step, and after the last one.
-        """
+    def run(self, name: str, *, seeds: list[int]) -> list[int]:
+        """Steps of one arm, one per seed, and their fingerprints."""
         arm = self._arms[name]
-        batches = self.batches(arm, seeds)
-        self.sync()
-        for place, batch in enumerate(batches):
-            self._step(arm, batch, place)
-        digests = self._ring.read(len(batches))
+        digests: list[int] = []
+        for start in range(0, len(seeds), SLOTS):
+            batches = self.batches(arm, seeds[start : start + SLOTS])
+            self.sync()
+            for place, batch in enumerate(batches):
+                self._step(arm, batch, place)
+            digests += self._ring.read(len(batches))
         return digests
 
-    def timed(self, name: str, *, batches: list[Any], settle: int, mark: Callable[[], None]) -> list[int]:
+    def timed(self, name: str, *, batches: list[Any], settle: int, mark: Callable[[], None]) -> list[Any]:
         """`settle` uncounted steps, a mark, then the timed ones, a mark; all of them leave a fingerprint."""
         arm = self._arms[name]
+        if len(batches) > self._ring.slots:
+            self._ring = Ring(len(batches), self._session.device)
         self.sync()
         for place, batch in enumerate(batches):
             if place == settle:
@@ -171,7 +174,7 @@ class Arena:
             return self._candidate.kernel
         if self._registered is None:
             self._registered = registered(
-                self._op, self._candidate.kernel, sha256=self._candidate.sha256, device=self._session.device
+                self._op, self._candidate.kernel, sha256=self._candidate.sha256, device=self._session.device.partition(":")[0]
             )
         function: Callable[..., Any] = self._registered
         return function

@@ -24,7 +24,7 @@ def registered(op: Op, kernel: Callable[..., Any], *, sha256: str, device: str) 
     name = re.sub(r"\W", "_", op.name)
     library = torch.library.Library(namespace, "FRAGMENT")
     library.define(name + op.schema)
-    library.impl(name, _plain(kernel), device.upper())
+    library.impl(name, _plain(kernel), device.partition(":")[0].upper())  # a dispatch key has no device number
     torch.library.register_fake(f"{namespace}::{name}", op.fake, lib=library)
     _KEPT.append(library)  # a library that is collected takes its op with it
     return getattr(getattr(torch.ops, namespace), name).default

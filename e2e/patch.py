@@ -41,14 +41,17 @@ class Patch:
             RuntimeError: a site already has a forward of its own, which is not ours to overwrite.
         """
         self._sites: list[Site] = []
-        for site in sites:
-            if "forward" in vars(site.module):
-                self.undo()
-                raise RuntimeError(f"{site.fqn} already has a forward of its own")
-            function = function_for(site)
-            forward = type(site.module).forward if function is None else op.forward_with(site, function)
-            site.module.forward = types.MethodType(forward, site.module)
-            self._sites.append(site)
+        try:
+            for site in sites:
+                if "forward" in vars(site.module):
+                    raise RuntimeError(f"{site.fqn} already has a forward of its own")
+                function = function_for(site)
+                forward = type(site.module).forward if function is None else op.forward_with(site, function)
+                site.module.forward = types.MethodType(forward, site.module)
+                self._sites.append(site)
+        except BaseException:
+            self.undo()
+            raise
 
     def undo(self) -> None:
         """Delete what was set; nothing else was changed."""

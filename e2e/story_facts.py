@@ -150,6 +150,8 @@ def _resolution(evidence: Evidence, verdict: Verdict, policy: Policy | None) -> 
     audit = evidence.audit
     if audit is not None:
         found = f"mismatches: {', '.join(audit.mismatches)}" if audit.mismatches else "no mismatch"
+        if audit.spread_ratio is not None:
+            found += f" beyond the baseline's own spread between runs ({audit.spread_ratio:.1e})"
         replayed = f"{audit.steps_audited:,} of {count(audit.steps_timed, 'timed step')}"
         yield "verified", f"{replayed} replayed in a fresh process: {found}"
     busy = evidence.device.busy_ratio if evidence.device else None

@@ -32,7 +32,11 @@ def run(sock: socket.socket, request: dict[str, Any]) -> int:
             message = channel.receive()
         except ChannelClosed:
             return 0
-        channel.send(_answer(worker, message))
+        reply = _answer(worker, message)
+        try:
+            channel.send(reply)
+        except (TypeError, ValueError) as error:
+            channel.send({"fault": {"message": f"an answer that is not JSON: {error}", "code": None, "line": None}})
 
 
 def _answer(worker: Handlers, message: dict[str, Any]) -> dict[str, Any]:
@@ -80,9 +84,9 @@ class Handlers:
         from e2e.schema.workload import Cell, Workload
 
         torch.set_num_threads(threads)
-        torch._inductor.config.compile_threads = min(8, threads)
+        torch._inductor.config.compile_threads = min(4, threads)
         if device != "cpu":
-            torch.cuda.set_device(torch.device(device))
+            _wake_cuda(device)
         loaded = Workload.model_validate(workload)
         task = registry.load("tasks", loaded.task)
         self.device, self.seed = device, seed
@@ -92,7 +96,7 @@ class Handlers:
         self.sites = self.op.find_sites(self.session.model)
         if extra_bytes is not None:
             limit_address_space(extra_bytes)
-        name = "CPU" if device == "cpu" else torch.cuda.get_device_name()
+        name = "CPU" if device == "cpu" else torch.cuda.get_device_name(device)
         memory = None if device == "cpu" else torch.cuda.get_device_properties(device).total_memory
         return {"facts": self.session.facts, "sites": len(self.sites), "device": name, "memory": memory,
                 "alternatives": list(self.op.alternatives), "versions": _versions()}
@@ -277,6 +281,19 @@ class Handlers:
         from e2e.measure.memory import peak
 
         return peak(self.arena, arm, seed=self.seed, steps=steps, device=self.device)
+
+
+def _wake_cuda(device: str) -> None:
+    """Take the device, and count devices by the runtime.
+
+    The zygote had to ask NVML, which touches no device; inside a namespace NVML may see none, and then torch
+    believes that CUDA is unavailable although its tensors live there.
+    """
+    import torch
+
+    os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
+    torch.cuda._cached_device_count = torch._C._cuda_getDeviceCount()
+    torch.cuda.set_device(torch.device(device))
 
 
 def _own(op: Any, site: Any) -> Any:

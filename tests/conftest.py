@@ -6,8 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests import tiny
+
+# The same examples every time, and no limit on the time of one: other processes share the cores.
+settings.register_profile("e2e", deadline=None, derandomize=True, database=None)
+settings.load_profile("e2e")
 
 
 @pytest.fixture(scope="session")

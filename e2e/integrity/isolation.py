@@ -13,7 +13,11 @@ import sys
 from collections.abc import Mapping
 
 _PR_SET_PDEATHSIG = 1
-_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|COOKIE", re.I)
+_SECRET = re.compile(
+    r"TOKEN(?!IZER)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|AUTH(?!OR)|API_?KEY|(ACCESS|PRIVATE)_?KEY|_KEY$", re.I
+)
+PROBE_S = 20.0
+"""A namespace is made in milliseconds, a driver answers in seconds; what takes longer is held back by something."""
 
 
 def die_with_parent() -> None:
@@ -38,7 +42,7 @@ def namespace_prefix(*, cuda: bool) -> list[str]:
         command += ["--user", "--map-current-user"]
     inside = [sys.executable, "-S", "-c", _CUDA_PROBE] if cuda else ["true"]
     try:
-        probe = subprocess.run([*command, *inside], capture_output=True, timeout=20, check=False)
+        probe = subprocess.run([*command, *inside], capture_output=True, timeout=PROBE_S, check=False)
     except subprocess.TimeoutExpired:
         return []
     return command if probe.returncode == 0 else []

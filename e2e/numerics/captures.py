@@ -15,6 +15,11 @@ from torch import Tensor
 
 from e2e.protocols import OpCall
 
+ALIGNMENT = 64
+"""Elements; a clone starts as far from a multiple of it as its original, so that vector loads see the same."""
+MAX_GAPS_BYTES = 16 * 2**20
+"""A larger clone must not consist of gaps."""
+
 
 @dataclass(frozen=True)
 class Captured:
@@ -94,9 +99,12 @@ def clone_call(call: OpCall) -> OpCall:
 
 
 def _clone(tensor: Tensor) -> Tensor:
+    """Memory of its own, as far as the view reaches, with the same strides and the same alignment."""
     if tensor.numel() == 0:
         return tensor.clone()
-    whole = _whole_storage(tensor)
-    if whole.numel() > 4 * tensor.numel():  # a small view of something huge: keep the values, not the neighbours
-        return tensor.clone(memory_format=torch.preserve_format)
-    return whole.clone().as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    if reach > 4 * tensor.numel() and reach * tensor.element_size() > MAX_GAPS_BYTES:
+        return tensor.clone()  # a few values of something huge: without the strides, and without the gaps
+    lead = tensor.storage_offset() % ALIGNMENT
+    window = tensor.detach().as_strided((lead + reach,), (1,), tensor.storage_offset() - lead)
+    return window.clone().as_strided(tensor.shape, tensor.stride(), lead)

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from e2e.errors import UsageError
 from e2e.numerics.captures import Captured, clone_call, save_calls, select
 from e2e.numerics.compare import distance_of, error_of, floor_of, judge_op
 from e2e.patch import Patch, observed, sites_in
@@ -39,6 +40,8 @@ class Examiner:
         def see(site: Site, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if site.incompatible is None:
                 call = self._op.call_of(site, args, kwargs)
+                if not isinstance(output, Tensor):
+                    raise UsageError(f"{site.fqn} returns {type(output).__name__}; {self._op.name} is one tensor")
                 seen.setdefault(site.fqn, []).append((clone_call(call), output.clone()))
 
         with torch.no_grad(), observed(self._sites, see):
@@ -140,6 +143,7 @@ class Examiner:
         """Teacher-forced logits by the reference and by the eager baseline, kept here."""
         ids = self.token_rows(self._session, tokens, seed)
         baseline = _flat(self._session.logits(self._session.model, ids))
+        self._need_finite(baseline)
         model = self._reference_model()
         reference = _flat(torch.cat([self._session.logits(model, row[None]) for row in ids]))
         self._logits = (reference, baseline)
@@ -187,6 +191,7 @@ class Examiner:
         with torch.no_grad():
             self._session.reset()
             baseline = self._session.program(self._session.model)(*self._session.batch(seed))[0].clone()
+            self._need_finite(baseline)
             model = self._reference_model()
             reference = torch.cat([model(input_ids=row[None], use_cache=False, logits_to_keep=1).logits for row in ids])
         self._steps[seed] = (reference, baseline)
@@ -201,6 +206,11 @@ class Examiner:
             return {"passed": False, "error": None, "baseline": own.total, "allowed": allowed}
         found = error_of(value, reference)
         return {"passed": found.total <= allowed, "error": found.total, "baseline": own.total, "allowed": allowed}
+
+    def _need_finite(self, baseline: Tensor) -> None:
+        if not bool(torch.isfinite(baseline).all()):
+            dtype = self._session.cell.dtype
+            raise UsageError(f"the model's own logits are not finite in {dtype}: nothing can be compared with them")
 
     def _reference_model(self) -> nn.Module:
         """The model one precision higher, with the op's sites in exact maths (norms often compute in float32)."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
+from e2e.errors import UsageError
 from e2e.numerics.compare import error_of, floor_of
 from e2e.patch import Patch, sites_in
 from e2e.protocols import Op, Site
@@ -26,18 +28,24 @@ def compare(
     exact = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     own, theirs = load_file(baseline, device=session.device), load_file(candidate, device=session.device)
     missing = sorted(set(own) - set(theirs))
-    worst: tuple[float, str, float, float] | None = None
-    wrong = False
+    worst: tuple[float, str, float | None, float] | None = None
+    code: ReasonCode | None = None
     for name in own:
+        if not bool(torch.isfinite(own[name]).all() and torch.isfinite(exact[name]).all()):
+            raise UsageError(f"the workload's own gradient of {name} is not finite in {session.cell.dtype}")
         if name not in theirs:
             continue
         base = error_of(_rows(own[name]), _rows(exact[name])).total
+        if not bool(torch.isfinite(theirs[name]).all()):
+            worst, code = (math.inf, name, None, base), ReasonCode.NONFINITE_OUTPUT
+            break
         found = error_of(_rows(theirs[name]), _rows(exact[name])).total
-        wrong = wrong or not found <= ratio * base + floor_of(own[name].dtype)
+        if found > ratio * base + floor_of(own[name].dtype):
+            code = ReasonCode.GRADIENT_ERROR_EXCEEDED
         excess = found / max(base, 1e-30)
         if worst is None or excess > worst[0]:
             worst = (excess, name, found, base)
-    code = ReasonCode.GRADIENTS_MISSING if missing else ReasonCode.GRADIENT_ERROR_EXCEEDED if wrong else None
+    code = ReasonCode.GRADIENTS_MISSING if missing else code
     return {
         "missing": missing,
         "worst_parameter": worst[1] if worst else None,

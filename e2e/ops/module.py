@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import copy
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from e2e.errors import UsageError
 from e2e.protocols import OpCall, Site
 
 
 class ModuleOp:
     """The op that every module of one class computes; its call is (forward's tensors..., parameters...) -> y.
 
-    The kernel's entry receives the tensors that `forward` receives, then the module's parameters and buffers in
-    the order of their registration. The output has the shape, strides and dtype of the first tensor.
+    The kernel's entry receives the tensor that `forward` receives, then the parameters and buffers of the module
+    and its children in the order of their registration. The output has the shape, strides and dtype of the tensor.
 
     Shapes:
         x (...), parameters as the module has them -> (...); same shape and dtype as x.
@@ -47,16 +48,23 @@ class ModuleOp:
         return [Site(fqn, module, {}) for fqn, module in found]
 
     def call_of(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> OpCall:
-        """`forward(x)` means op(x, *parameters)."""
+        """`forward(x)` means op(x, *parameters).
+
+        Raises:
+            UsageError: the module is called with anything but one tensor.
+        """
         values = (*args, *kwargs.values())
-        return OpCall((*values, *(tensor for _, tensor in _state(site.module))), ())
+        if len(values) != 1 or not isinstance(values[0], Tensor):
+            kinds = ", ".join(type(value).__name__ for value in values)
+            raise UsageError(f"{site.fqn} is called with ({kinds}); {self.name} stands for modules of one tensor")
+        return OpCall((values[0], *(tensor for _, tensor in _state(site.module))), ())
 
     def forward_with(self, site: Site, function: Callable[..., Any]) -> Callable[..., Any]:
         """A forward that calls `function(x, *parameters)`."""
-        names = [name for name, _ in _state(site.module)]
+        paths = [name.split(".") for name, _ in _state(site.module)]
 
         def forward(self: nn.Module, x: Tensor) -> Any:
-            return function(x, *(getattr(self, name) for name in names))
+            return function(x, *(functools.reduce(getattr, path, self) for path in paths))
 
         return forward
 
@@ -64,12 +72,11 @@ class ModuleOp:
         """The original module, with that state, in the precision of `x`."""
         if self._module is None:
             raise RuntimeError("find_sites was not called")
-        module = copy.deepcopy(self._module).to(x.dtype)
-        for (name, _), value in zip(_state(module), state, strict=True):
-            owner = module.get_parameter(name) if name in dict(module.named_parameters()) else module.get_buffer(name)
-            owner.data = value.to(x.dtype)
-        with torch.no_grad():
-            result: Tensor = module(x)
+        values = {
+            name: value.to(x.dtype if own.is_floating_point() else own.dtype)
+            for (name, own), value in zip(_state(self._module), state, strict=True)
+        }
+        result: Tensor = torch.func.functional_call(self._module, values, (x,))
         return result
 
     def allocate(self, x: Tensor, *state: Tensor) -> Tensor:
@@ -112,7 +119,7 @@ class ModuleOp:
 
 
 def _state(module: nn.Module) -> list[tuple[str, Tensor]]:
-    return [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+    return [*module.named_parameters(), *module.named_buffers()]
 
 
 def _without_last_row(y: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -38,11 +39,16 @@ def store(raw: Path, folder: Path, *, arm: str, steps: int) -> Timeline:
     Raises:
         ValueError: the trace is too large, or is not a trace.
     """
+    if not raw.is_file():  # a pipe in its place would block for ever
+        raise ValueError(f"the trace of {arm} was not written")
     if raw.stat().st_size > MAX_TRACE_BYTES:
         raise ValueError(f"the trace of {arm} has {raw.stat().st_size} bytes; the limit is {MAX_TRACE_BYTES}")
-    content = json.loads(raw.read_bytes())
-    events = content.get("traceEvents")
-    if not isinstance(events, list):
+    try:
+        content = json.loads(raw.read_bytes())
+    except RecursionError as error:
+        raise ValueError(f"the trace of {arm} is nested too deeply") from error
+    events = content.get("traceEvents") if isinstance(content, dict) else None
+    if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         raise ValueError(f"the trace of {arm} holds no events")
     folder.mkdir(parents=True, exist_ok=True)
     name = arm.replace(":", ".").replace("+", ".")
@@ -50,7 +56,7 @@ def store(raw: Path, folder: Path, *, arm: str, steps: int) -> Timeline:
     _write(path, content)
     for_plugin = folder / "tensorboard" / name
     for_plugin.mkdir(parents=True, exist_ok=True)
-    renamed = [{**event, "cat": _RENAMED.get(event.get("cat", ""), event.get("cat", ""))} for event in events]
+    renamed = [{**event, "cat": _RENAMED.get(str(event.get("cat", "")), event.get("cat", ""))} for event in events]
     _write(for_plugin / "worker.1.pt.trace.json.gz", {**content, "traceEvents": renamed})
     raw.unlink()
     return read(events, arm=arm, steps=steps, path=f"{folder.name}/{path.name}")
@@ -58,7 +64,7 @@ def store(raw: Path, folder: Path, *, arm: str, steps: int) -> Timeline:
 
 def read(events: list[Any], *, arm: str, steps: int, path: str) -> Timeline:
     """Tables of a trace's events."""
-    spans = [event for event in events if isinstance(event, dict) and event.get("ph") == "X" and "dur" in event]
+    spans = [event for event in events if _is_span(event)]
     device = [event for event in spans if event.get("cat") in _DEVICE]
     operators = [event for event in spans if event.get("cat") == "cpu_op"]
     totals = _totals(device) if device else _own_times(operators)
@@ -91,6 +97,13 @@ def new_names(baseline: Timeline, candidate: Timeline) -> list[str]:
     """Device kernels (operators on a CPU) of the candidate's trace that the baseline's does not have."""
     before = {*baseline.rows, *baseline.operators}
     return sorted(name for name in {*candidate.rows, *candidate.operators} if name not in before)
+
+
+def _is_span(event: Mapping[str, Any]) -> bool:
+    """Whether it has a name, a start and a length; the file comes from a process that holds a candidate."""
+    numbers = (event.get("ts"), event.get("dur"))
+    finite = all(isinstance(number, int | float) and math.isfinite(number) for number in numbers)
+    return event.get("ph") == "X" and "name" in event and finite and float(event["dur"]) >= 0
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:

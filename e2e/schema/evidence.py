@@ -199,6 +199,9 @@ class Audit(Record):
     """`arm: n of m`, for arms whose replay did not match."""
     baseline_repeats: bool | None
     """Whether the baseline repeats itself bit for bit in another process."""
+    spread_ratio: Ratio | None = None
+    """Largest relative distance between two runs of one baseline step, where it does not repeat itself; arms may
+    then differ as much, and a mismatch is what differs more."""
 
 
 class Isolated(Record):

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from e2e.arm_names import ArmName
+from e2e.measure.machine import thread_count
 from e2e.numerics.constraints import declined_by
-from e2e.processes import Worker
+from e2e.processes import Worker, WorkerFault
 from e2e.schema.evidence import (
     DeviceFacts,
     Engagement,
@@ -21,6 +22,8 @@ from e2e.schema.words import Mode, ReasonCode, Role, Stage
 from e2e.stages.course import Course
 
 STAGE = Stage.CHECK
+MANY_CORES = 8
+"""From here on compiling in parallel pays; below, the processes only slow each other."""
 
 
 def check(course: Course) -> None:
@@ -32,15 +35,22 @@ def check(course: Course) -> None:
     if not course.fqns:
         course.finish(STAGE)
         return
+    warmers: list[tuple[Worker, int]] = []
     if course.crew.cell.step != "train" and course.evidence.stage_asked.rank > STAGE.rank:
-        begin_pilot(course)
+        if thread_count() >= MANY_CORES:
+            warmers = warm_caches(course)
+        else:
+            begin_pilot(course)
     worker = course.crew.candidate_worker(course.fqns, stage=STAGE)
     try:
+        _ops(course, worker)  # first: a wrong dtype or shape would only raise somewhere in the model
         _engage(course, worker, survey)
-        _ops(course, worker)
         _training(course, worker) if course.crew.cell.step == "train" else _model(course, worker)
     finally:
         worker.close()
+        wait_for(course, warmers)
+    if warmers:
+        begin_pilot(course)
     course.finish(STAGE)
 
 
@@ -54,7 +64,7 @@ def _device(course: Course) -> None:
         device=DeviceFacts(
             kind="cpu" if course.crew.device == "cpu" else "cuda",
             name=facts["device"],
-            count_threads=course.crew._opening(True)["threads"],
+            count_threads=thread_count(),
             total_memory_bytes=facts["memory"],
         ),
     )
@@ -107,6 +117,36 @@ def begin_pilot(course: Course, *, without: Sequence[str] = ()) -> None:
     for name in arm_names(course):
         if str(name) not in without:
             course.pilot.send("prepare", arm=str(name))
+
+
+def warm_caches(course: Course) -> list[tuple[Worker, int]]:
+    """Where cores abound, compile the arms in several processes at once; the pilot then finds them in the cache.
+
+    One process per kind of arm, its modes one after the other: modes of one kind share most of their code.
+    """
+    kinds: dict[tuple[Role, str | None], list[str]] = {}
+    for name in arm_names(course):
+        if name.mode is not Mode.EAGER:
+            kinds.setdefault((name.role, name.alternative), []).append(str(name))
+    warmers = []
+    for names in kinds.values():
+        worker = course.crew.candidate_worker(course.fqns, stage=STAGE)
+        for name in names:
+            worker.send("prepare", arm=name)
+        warmers.append((worker, len(names)))
+    return warmers
+
+
+def wait_for(course: Course, warmers: list[tuple[Worker, int]]) -> None:
+    """Until the caches are warm; what failed here fails again in the pilot, where it is recorded."""
+    for worker, count in warmers:
+        for _ in range(count):
+            try:
+                worker.answer("prepare", timeout_s=course.policy.budgets.compile_s)
+            except WorkerFault as fault:
+                if fault.kind != "raised":
+                    break
+        worker.close()
 
 
 def arm_names(course: Course) -> list[ArmName]:
@@ -198,9 +238,9 @@ def _model_tokens(course: Course) -> int:
 def _training(course: Course, worker: Worker) -> None:
     course.progress.stage("check", "one training step: gradients of every parameter")
     paths = {True: str(course.path("gradients-candidate.st")), False: str(course.path("gradients-baseline.st"))}
-    own = course.crew.ask(worker, "gradients", stage=STAGE, candidate=False, path=paths[False])
-    theirs = course.crew.ask(worker, "gradients", stage=STAGE, candidate=True, path=paths[True])
     assert course.clean is not None
+    own = course.crew.require(course.clean, "gradients", candidate=False, path=paths[False])
+    theirs = course.crew.ask(worker, "gradients", stage=STAGE, candidate=True, path=paths[True])
     row = course.crew.require(
         course.clean,
         "compare_gradients",

@@ -9,6 +9,7 @@ from typing import Any
 
 from e2e.crew import Crew, Deadline
 from e2e.measure.machine import Watch
+from e2e.measure.audit import Fingerprint, Replay
 from e2e.measure.schedule import SeedSource
 from e2e.processes import Worker
 from e2e.protocols import Progress
@@ -36,14 +37,13 @@ class Course:
     """Has every arm prepared; times the pilot, replays audited steps, records traces. Never part of an interval."""
     fqns: list[str] = field(default_factory=list)
     """Sites that run the candidate."""
-    digests: dict[tuple[str, int], int] = field(default_factory=dict)
+    digests: dict[tuple[str, int], Fingerprint] = field(default_factory=dict)
     """Fingerprint of every timed step, by arm and input seed."""
     steps_run: int = 0
     steps_committed: int = 0
     """Steps of recorded segments, and how many of them left a fingerprint."""
     audited: set[tuple[str, int]] = field(default_factory=set)
-    replays: list[tuple[str, int, int]] = field(default_factory=list)
-    """Arm, mismatches, and steps of every replay."""
+    replays: list[Replay] = field(default_factory=list)
     reserve_s: float = 0.0
     """Time kept for traces, memory and the report."""
     watch: Watch = field(default_factory=lambda: Watch("cpu"))

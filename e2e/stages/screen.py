@@ -20,8 +20,6 @@ STAGE = Stage.SCREEN
 PILOT_WORKER, CEILING_WORKER = 0, 1
 PILOT_BLOCKS = 2
 """Mirrored blocks of all arms; they choose the modes and are part of no interval."""
-CEILING_BLOCKS = 6
-"""Further blocks of the strongest baseline and the fastest headroom arm, in each worker that times the ceiling."""
 PILOT_SEGMENT_S = 0.1
 NEAR = 1.05
 TIE_OF_MARGIN = 0.2
@@ -165,7 +163,7 @@ def _ceiling(course: Course) -> None:
     if not fastest or baseline is None or course.pilot is None:
         return
     plan = dict.fromkeys((baseline, *fastest), _verdict_steps(course, baseline))
-    for number in range(PILOT_BLOCKS, PILOT_BLOCKS + CEILING_BLOCKS):
+    for number in range(PILOT_BLOCKS, PILOT_BLOCKS + course.policy.blocks):
         _timed(course, course.pilot, plan, phase="ceiling", worker_number=PILOT_WORKER, number=number)
     seen = ceiling(course)
     if seen is not None and seen.point_estimate < 1 + 2 * course.policy.margin:
@@ -190,7 +188,7 @@ def _second_ceiling(course: Course, plan: dict[str, int]) -> None:
             course.crew.require(worker, "prepare", timeout_s=course.policy.budgets.compile_s, arm=name)
         course.crew.require(worker, "settle")
         _timed(course, worker, plan, phase=None, worker_number=CEILING_WORKER, number=0)
-        for number in range(CEILING_BLOCKS + PILOT_BLOCKS):
+        for number in range(course.policy.blocks):
             _timed(course, worker, plan, phase="ceiling", worker_number=CEILING_WORKER, number=number)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from e2e.measure.audit import Fingerprint
 from e2e.measure.schedule import Turn, block
 from e2e.processes import Worker, WorkerFault
 from e2e.schema.evidence import Segment
@@ -62,9 +63,9 @@ def _segment(course: Course, worker: Worker, turn: Turn, *, stage: Stage, keep: 
     if reply.get("recompiled") and keep and turn.arm not in course.evidence.recompiles:
         course.learn(recompiles=[*course.evidence.recompiles, turn.arm])
     if keep:
-        digests = reply.get("digests", [])
-        for seed, digest in zip(turn.seeds, digests, strict=False):
-            course.digests[(turn.arm, seed)] = int(digest)
+        found = [Fingerprint.read(value) for value in reply.get("digests", [])]
+        known = {(turn.arm, seed): item for seed, item in zip(turn.seeds, found, strict=False) if item is not None}
+        course.digests |= known
         course.steps_run += len(turn.seeds)
-        course.steps_committed += min(len(digests), len(turn.seeds))
+        course.steps_committed += len(known)
     return (stamps[1] - stamps[0]) / 1e9

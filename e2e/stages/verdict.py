@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from e2e import stats
 from e2e.arm_names import AS_SHIPPED, ArmName
 from e2e.judge import decided
+from e2e.measure.audit import Fingerprint, Replay, conclude
 from e2e.measure.schedule import steps_for
 from e2e.processes import Worker
-from e2e.schema.evidence import Audit
 from e2e.schema.words import Role, Stage
 from e2e.stages.course import Course
 from e2e.stages.screen import CEILING_WORKER, headroom_arms, record_of
@@ -92,6 +93,9 @@ def _one_worker(course: Course, plan: dict[str, int], *, number: int, place: int
             know_arm(course, ArmName.parse(arm), reply)
         course.crew.require(worker, "settle")
         for block in range(-1, blocks):
+            if course.deadline.left_s <= 0:
+                course.learn(budget_exhausted=True)
+                return
             run_block(
                 course,
                 worker,
@@ -132,7 +136,7 @@ def _audit(course: Course, plan: dict[str, int]) -> None:
         if arm == AS_SHIPPED:
             _compare(course, course.clean, arm, arm, chosen, fresh)
     course.learn(
-        audit=audit_of(
+        audit=conclude(
             course.replays, run=course.steps_run, committed=course.steps_committed, baseline=course.evidence.baseline
         )
     )
@@ -144,31 +148,19 @@ def _mode_of(arm: str | None) -> tuple[Any, Any]:
 
 
 def _compare(
-    course: Course, worker: Worker, arm: str, replayed_as: str, seeds: list[int], committed: dict[tuple[str, int], int]
+    course: Course,
+    worker: Worker,
+    arm: str,
+    replayed_as: str,
+    seeds: list[int],
+    committed: Mapping[tuple[str, int], Fingerprint],
 ) -> None:
-    fields = {"arm": replayed_as, "seeds": seeds}
-    reply = (
-        course.crew.require(worker, "digests", **fields)
-        if worker is course.clean
-        else course.crew.ask(worker, "digests", stage=STAGE, **fields)
-    )
-    wrong = sum(
-        committed[(arm, seed)] != int(digest) for seed, digest in zip(seeds, reply["digests"], strict=True)
-    )
-    course.replays.append((arm, wrong, len(seeds)))
-
-
-def audit_of(replays: list[tuple[str, int, int]], *, run: int, committed: int, baseline: str | None) -> Audit:
-    """All replays of a run as one record."""
-    totals: dict[str, tuple[int, int]] = {}
-    for arm, wrong, count in replays:
-        before = totals.get(arm, (0, 0))
-        totals[arm] = (before[0] + wrong, before[1] + count)
-    own = totals.get(str(baseline))
-    return Audit(
-        steps_timed=run,
-        steps_committed=committed,
-        steps_audited=sum(count for _, count in totals.values()),
-        mismatches=[f"{arm}: {wrong} of {count}" for arm, (wrong, count) in totals.items() if wrong],
-        baseline_repeats=None if own is None else own[0] == 0,
-    )
+    if worker is course.clean:
+        reply = course.crew.require(worker, "digests", arm=replayed_as, seeds=seeds)
+    else:
+        reply = course.crew.ask(worker, "digests", stage=STAGE, arm=replayed_as, seeds=seeds)
+    found = [Fingerprint.read(value) for value in reply.get("digests", [])]
+    found += [None] * (len(seeds) - len(found))
+    course.replays += [
+        Replay(arm, committed[(arm, seed)], replayed) for seed, replayed in zip(seeds, found, strict=False)
+    ]

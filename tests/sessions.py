@@ -1,0 +1,91 @@
+"""Sessions without files, for tests of what works on one: the tiny Llama, and three modules that trace at once."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests import tiny
+
+
+class LlamaSession:
+    """A step of the tiny Llama on random ids: logits, and a training loss."""
+
+    device = "cpu"
+
+    def __init__(self, *, step: str = "prefill") -> None:
+        self.model: nn.Module = tiny.llama().requires_grad_(step == "train")
+        self.cell = SimpleNamespace(dtype="float32", step=step, batch=2, sequence=12)
+        self.tokens = self
+
+    def windows(self, count: int, length: int, seed: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randint(0, tiny.VOCABULARY, (count, length), generator=generator)
+
+    def batch(self, seed: int) -> tuple[Tensor, ...]:
+        return (self.windows(self.cell.batch, self.cell.sequence, seed),)
+
+    def step_ids(self, seed: int) -> Tensor:
+        return self.batch(seed)[0]
+
+    def reset(self) -> None:
+        """No state."""
+
+    def program(self, model: nn.Module) -> Any:
+        return lambda ids: (model(input_ids=ids, use_cache=False, logits_to_keep=1).logits,)
+
+    def logits(self, model: nn.Module, ids: Tensor) -> Tensor:
+        with torch.no_grad():
+            found: Tensor = model(input_ids=ids, use_cache=False).logits
+        return found
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        (ids,) = batch
+        logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+        return nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), ids[:, 1:].reshape(-1))
+
+
+class ToySession:
+    """Two linear layers with a norm between them."""
+
+    device = "cpu"
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(8, 8), ToyRMSNorm(), nn.Linear(8, 8)).requires_grad_(False)
+
+    def batch(self, seed: int) -> tuple[Tensor, ...]:
+        return (torch.randn(3, 8, generator=torch.Generator().manual_seed(seed)),)
+
+    def program(self, model: nn.Module) -> nn.Module:
+        return _ToyProgram(model)
+
+    def reset(self) -> None:
+        """No state."""
+
+
+class ToyRMSNorm(nn.Module):
+    """An RMS norm by its name and its fields; `factor` makes it another function under the same name."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 8), requires_grad=False)
+        self.eps = 1e-5
+        self._factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._factor * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
+
+
+class _ToyProgram(nn.Module):
+    """The step: the model's output, as a tuple."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (self.model(x),)

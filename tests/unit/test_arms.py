@@ -1,0 +1,376 @@
+"""Every way to run the step, in one process, on a real two-layer Llama: identical, replaced, replayed or compiled."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from e2e import arms, registry
+from e2e.arms import Arena, Candidate, CountingBackend
+from e2e.configuration import load_workload
+from e2e.ops.rms_norm import RmsNorm
+from e2e.schema.words import Mode
+from e2e.schema.workload import cells_of
+from tests import tiny
+from tests.sessions import ToySession
+
+torch.set_num_threads(1)
+
+OP: RmsNorm = registry.load("ops", "rms_norm")
+SEEDS = [101, 102, 103]
+EAGER, SHAM, CANDIDATE, HEADROOM = "baseline:eager", "sham:eager", "candidate:eager", "headroom:eager"
+_NUMBERS = itertools.count()
+
+
+class FakeInductor(CountingBackend):
+    """Looks at the graph as the real one does, and runs it as it is: compiling would take seconds an arm."""
+
+    def __init__(self, mode: Mode) -> None:
+        self._inductor = lambda graph, inputs: graph.forward
+        self.watched: Any = None
+        self.graphs = self.nodes = 0
+
+
+@pytest.fixture(autouse=True)
+def _cheap_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(arms, "CountingBackend", FakeInductor)
+    yield
+    torch._dynamo.reset()
+
+
+def session_of(workload: Path, step: str = "prefill") -> Any:
+    loaded = load_workload(str(workload), [f"step={step}"])
+    task = registry.load("tasks", "causal-lm")
+    cell = cells_of(loaded.workload)[0]
+    made = task.open(loaded.workload, cell, root=workload.parent, device="cpu", seed=1)
+    made.prepare(1)
+    return made
+
+
+@pytest.fixture(scope="module")
+def session(tiny_workload: Path) -> Any:
+    return session_of(tiny_workload)
+
+
+@pytest.fixture(scope="module")
+def decoding(tiny_workload: Path) -> Any:
+    return session_of(tiny_workload, "decode")
+
+
+class Spy:
+    """A kernel that is right, and counts its calls."""
+
+    def __init__(self, function: Callable[..., Tensor] = OP.reference) -> None:
+        self.calls = 0
+        self._function = function
+
+    def __call__(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        self.calls += 1
+        return self._function(x, weight, eps)
+
+
+def constant(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return torch.full_like(x, 3.0)
+
+
+def arena_of(session: Any, kernel: Callable[..., Tensor] | None = None, *, fqns: frozenset[str] | None = None) -> Arena:
+    """An arena with a candidate at all sites, or at those."""
+    sites = OP.find_sites(session.model)
+    everywhere = frozenset(site.fqn for site in sites)
+    sha256 = f"{next(_NUMBERS):064d}"[::-1]  # an op's name can be defined once in a process
+    candidate = None if kernel is None else Candidate(kernel, sha256, fqns or everywhere)
+    return Arena(session, OP, sites, candidate)
+
+
+def prepared(session: Any, *names: str, kernel: Callable[..., Tensor] | None = None) -> Arena:
+    arena = arena_of(session, kernel)
+    for name in names:
+        arena.prepare(name, seed=7)
+    return arena
+
+
+def checksums(arena: Arena, name: str, seeds: list[int]) -> list[int]:
+    return [checksum for checksum, _ in arena.run(name, seeds=seeds)]
+
+
+def same(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> bool:
+    return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+# ---- Eager arms
+
+
+def test_the_eager_baseline_is_the_model_as_shipped(session: Any) -> None:
+    arena = prepared(session, EAGER)
+    (ids,) = session.batch(5)
+    with torch.no_grad():
+        expected = session.model(input_ids=ids, use_cache=True, logits_to_keep=1)
+    found = arena.outputs(EAGER, 5)
+    assert torch.equal(expected.logits, found[0])
+    assert len(found) == 1 + 2 * tiny.LAYERS, "logits, then keys and values of every layer"
+
+
+@pytest.mark.parametrize("mode", ["eager", "compile"])
+@pytest.mark.parametrize("alternative", ["", "+F.rms_norm"])
+def test_the_sham_equals_its_baseline_bit_for_bit(session: Any, mode: str, alternative: str) -> None:
+    baseline, sham = f"baseline:{mode}{alternative}", f"sham:{mode}{alternative}"
+    arena = prepared(session, baseline, sham)
+    assert same(arena.outputs(baseline, 5), arena.outputs(sham, 5))
+    assert arena.run(baseline, seeds=SEEDS) == arena.run(sham, seeds=SEEDS)
+
+
+def test_the_alternative_stands_at_every_site_and_computes_the_same(
+    session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spy = Spy(OP.alternatives["F.rms_norm"])
+    monkeypatch.setattr(OP, "alternatives", {"F.rms_norm": spy})
+    arena = prepared(session, EAGER, "baseline:eager+F.rms_norm")
+    before = spy.calls
+    found = arena.outputs("baseline:eager+F.rms_norm", 5)
+    assert spy.calls - before == tiny.SITES
+    torch.testing.assert_close(found, arena.outputs(EAGER, 5))
+
+
+def test_the_candidate_is_called_once_at_every_site_of_a_step(session: Any) -> None:
+    spy = Spy()
+    arena = prepared(session, CANDIDATE, kernel=spy)
+    before = spy.calls
+    arena.run(CANDIDATE, seeds=SEEDS)
+    assert spy.calls - before == tiny.SITES * len(SEEDS)
+
+
+def test_a_kernel_that_returns_a_constant_moves_the_candidate_and_nobody_else(session: Any) -> None:
+    alone = checksums(prepared(session, EAGER), EAGER, SEEDS)
+    names = (CANDIDATE, EAGER, SHAM)
+    arena = prepared(session, *names, kernel=constant)
+    digests = {name: checksums(arena, name, SEEDS) for name in names}
+    assert digests[EAGER] == digests[SHAM] == alone
+    assert not set(digests[CANDIDATE]) & set(alone)
+
+
+def test_sites_that_the_kernel_declines_keep_the_baselines_op(session: Any) -> None:
+    last = frozenset({"model.norm"})
+    arena = arena_of(session, constant, fqns=last)
+    arena.prepare(CANDIDATE, seed=7)
+    arena.prepare(EAGER, seed=7)
+    candidate, baseline = arena.outputs(CANDIDATE, 5), arena.outputs(EAGER, 5)
+    assert not torch.equal(candidate[0], baseline[0]), "logits come after the last norm"
+    assert same(candidate[1:], baseline[1:]), "keys and values come before it"
+
+
+def test_an_arm_of_a_candidate_needs_one(session: Any) -> None:
+    with pytest.raises(RuntimeError, match="no candidate"):
+        arena_of(session).prepare(CANDIDATE, seed=7)
+
+
+def test_what_is_not_the_name_of_an_arm_is_refused(session: Any) -> None:
+    with pytest.raises(ValueError, match="turbo"):
+        arena_of(session).prepare("baseline:turbo", seed=7)
+
+
+def test_a_dropped_arm_is_forgotten(session: Any) -> None:
+    arena = prepared(session, EAGER)
+    arena.drop(EAGER)
+    with pytest.raises(KeyError):
+        arena.run(EAGER, seeds=[1])
+    arena.drop(EAGER)
+
+
+# ---- Headroom
+
+
+@pytest.mark.parametrize("mode", ["eager", "compile"])
+def test_headroom_replays_the_true_outputs_of_its_one_batch(session: Any, mode: str) -> None:
+    arena = prepared(session, EAGER, f"headroom:{mode}")
+    assert same(arena.outputs(EAGER, 7), arena.outputs(f"headroom:{mode}", 7))
+    assert same(arena.outputs(EAGER, 7), arena.outputs(f"headroom:{mode}", 8)), "whatever seed is asked for"
+
+
+@pytest.mark.parametrize("mode", ["eager", "compile"])
+def test_headroom_does_not_compute_the_op(session: Any, mode: str) -> None:
+    """With other norm weights the model is another one, and the recording is not."""
+    arena = prepared(session, EAGER, f"headroom:{mode}")
+    before = arena.outputs(f"headroom:{mode}", 7)
+    weight = session.model.model.norm.weight
+    kept = weight.detach().clone()
+    try:
+        weight.mul_(2)
+        assert not torch.equal(before[0], arena.outputs(EAGER, 7)[0])
+        assert torch.equal(before[0], arena.outputs(f"headroom:{mode}", 7)[0])
+    finally:
+        weight.copy_(kept)
+
+
+def test_headroom_in_a_compiled_arm_keeps_the_sites_inputs_alive(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the opaque op a compiler deletes everything upstream of the recording."""
+    graphs: list[Any] = []
+
+    class Recording(FakeInductor):
+        def __call__(self, graph: Any, inputs: Any) -> Any:
+            graphs.append(graph.graph)
+            return super().__call__(graph, inputs)
+
+    monkeypatch.setattr(arms, "CountingBackend", Recording)
+    prepared(session, "headroom:compile")
+    touched = [n for n in graphs[0].nodes if "touch" in str(n.target)]
+    assert len(touched) == tiny.SITES
+    assert all(node.args[1] for node in touched)
+
+
+def test_headroom_covers_only_the_sites_that_the_kernel_takes(session: Any) -> None:
+    """A ceiling over more sites than the kernel has would promise what it cannot win."""
+    arena = arena_of(session, constant, fqns=frozenset({"model.norm"}))
+    for name in (EAGER, HEADROOM):
+        arena.prepare(name, seed=7)
+    weight = session.model.model.layers[0].input_layernorm.weight
+    kept = weight.detach().clone()
+    try:
+        weight.mul_(2)
+        assert torch.equal(arena.outputs(EAGER, 7)[1], arena.outputs(HEADROOM, 7)[1])
+    finally:
+        weight.copy_(kept)
+
+
+# ---- Compiled arms
+
+
+def test_a_compiled_candidate_proves_itself_by_its_nodes_and_regions(session: Any) -> None:
+    arena = arena_of(session, Spy())
+    proof = arena.prepare("candidate:compile", seed=7)
+    assert proof["kernel_calls"] == tiny.SITES
+    assert proof["regions"] == 1
+
+
+def test_a_compiled_candidate_computes_what_the_eager_one_does(session: Any) -> None:
+    arena = prepared(session, "candidate:compile", CANDIDATE, kernel=Spy())
+    torch.testing.assert_close(arena.outputs("candidate:compile", 5), arena.outputs(CANDIDATE, 5))
+
+
+def test_an_eager_arm_claims_no_region(session: Any) -> None:
+    proof = arena_of(session).prepare(EAGER, seed=7)
+    assert (proof["regions"], proof["kernel_calls"]) == (None, None)
+
+
+def test_a_baseline_has_no_kernel_in_its_graph_even_beside_a_candidate(session: Any) -> None:
+    arena = arena_of(session, Spy())
+    arena.prepare("candidate:compile", seed=7)
+    assert arena.prepare("baseline:compile", seed=7)["kernel_calls"] == 0
+
+
+def test_an_arm_that_fell_back_to_eager_shows_no_region(session: Any) -> None:
+    with torch.compiler.set_stance("force_eager"):
+        proof = arena_of(session).prepare("baseline:compile", seed=7)
+    assert proof["regions"] == 0
+
+
+def test_a_graph_break_is_an_error_and_not_a_silent_half(session: Any) -> None:
+    def breaks(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        torch._dynamo.graph_break()
+        return OP.reference(x, weight, eps)
+
+    original = OP.alternatives
+    try:
+        OP.alternatives = {"F.rms_norm": breaks}
+        with pytest.raises(torch._dynamo.exc.Unsupported):
+            arena_of(session).prepare("baseline:compile+F.rms_norm", seed=7)
+    finally:
+        OP.alternatives = original
+
+
+def test_a_dozen_compiled_arms_all_stay_compiled_and_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo's cache hangs on the code object, which all arms share: the ninth graph used to fail or run eagerly."""
+    monkeypatch.setattr(OP, "alternatives", {f"times {n}": _times(n) for n in range(2, 10)})
+    names = [f"{role}:compile" for role in ("baseline", "candidate", "sham", "headroom")]
+    names += [f"baseline:compile+{alternative}" for alternative in OP.alternatives]
+    assert len(names) == 12
+    arena = arena_of(ToySession(), constant)
+    proofs = {name: arena.prepare(name, seed=7) for name in names}
+    assert {name: proof["regions"] for name, proof in proofs.items()} == dict.fromkeys(names, 1)
+    digests = {name: checksums(arena, name, SEEDS)[0] for name in names}
+    assert digests["baseline:compile"] == digests["sham:compile"]
+    assert len(set(digests.values())) == 11, "all but the sham compute something else"
+
+
+def _times(factor: int) -> Callable[..., Tensor]:
+    return lambda x, weight, eps: factor * OP.reference(x, weight, eps)
+
+
+# ---- Steps, marks and fingerprints
+
+
+def test_equal_seeds_give_equal_fingerprints_and_others_give_others(session: Any) -> None:
+    arena = prepared(session, EAGER)
+    first = arena.run(EAGER, seeds=SEEDS)
+    assert first == arena.run(EAGER, seeds=SEEDS)
+    assert arena.run(EAGER, seeds=SEEDS[::-1]) == first[::-1]
+    assert len(set(checksums(arena, EAGER, list(range(20))))) == 20
+
+
+def test_a_timed_segment_marks_after_settling_and_after_the_last_step(session: Any) -> None:
+    spy, marks = Spy(), []
+    arena = prepared(session, CANDIDATE, kernel=spy)
+    spy.calls = 0
+    batches = arena.batches(CANDIDATE, [1, 2, 3, 4, 5])
+    arena.timed(CANDIDATE, batches=batches, settle=2, mark=lambda: marks.append(spy.calls))
+    assert marks == [2 * tiny.SITES, 5 * tiny.SITES]
+
+
+def test_without_settle_steps_the_first_mark_comes_first(session: Any) -> None:
+    spy, marks = Spy(), []
+    arena = prepared(session, CANDIDATE, kernel=spy)
+    spy.calls = 0
+    arena.timed(
+        CANDIDATE, batches=arena.batches(CANDIDATE, [1]), settle=0, mark=lambda: marks.append(spy.calls)
+    )
+    assert marks == [0, tiny.SITES]
+
+
+def test_every_step_of_a_segment_leaves_the_fingerprint_that_a_replay_gives(session: Any) -> None:
+    arena = prepared(session, EAGER)
+    seeds = [11, 12, 13, 14]
+    timed = arena.timed(EAGER, batches=arena.batches(EAGER, seeds), settle=1, mark=lambda: None)
+    assert timed == arena.run(EAGER, seeds=seeds)
+
+
+def test_more_steps_than_the_ring_has_slots_keep_all_their_fingerprints(
+    session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An audit of a fast model replays thousands of steps at once."""
+    monkeypatch.setattr(arms, "SLOTS", 4)
+    arena = prepared(session, EAGER)
+    seeds = list(range(10))
+    expected = [arena.run(EAGER, seeds=[seed])[0] for seed in seeds]
+    assert arena.run(EAGER, seeds=seeds) == expected
+    assert arena.timed(EAGER, batches=arena.batches(EAGER, seeds), settle=1, mark=lambda: None) == expected
+
+
+def test_outputs_are_copies_that_the_next_step_does_not_touch(session: Any) -> None:
+    buffer = torch.empty(1, 32, tiny.HIDDEN)
+
+    def into_buffer(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return buffer.copy_(OP.reference(x, weight, eps)) if x.shape == buffer.shape else OP.reference(x, weight, eps)
+
+    arena = prepared(session, CANDIDATE, kernel=into_buffer)
+    first = arena.outputs(CANDIDATE, 5)
+    kept = tuple(tensor.clone() for tensor in first)
+    arena.outputs(CANDIDATE, 6)
+    assert same(first, kept)
+
+
+def test_decoding_starts_every_step_from_the_same_context(decoding: Any) -> None:
+    names = (EAGER, CANDIDATE, HEADROOM)
+    arena = prepared(decoding, *names, kernel=Spy())
+    before = arena.run(EAGER, seeds=SEEDS)
+    arena.run(CANDIDATE, seeds=list(range(30)))
+    arena.run(HEADROOM, seeds=SEEDS)
+    assert arena.run(EAGER, seeds=SEEDS) == before
+    (logits,) = arena.outputs(EAGER, 5)
+    with torch.no_grad():
+        whole = decoding.model(input_ids=decoding.step_ids(5), use_cache=False, logits_to_keep=1).logits
+    torch.testing.assert_close(logits, whole, rtol=1e-4, atol=1e-5)

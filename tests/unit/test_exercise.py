@@ -1,0 +1,300 @@
+"""What the candidate's side remarks about a kernel's calls: nothing it did to memory stays unseen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from e2e import registry
+from e2e.errors import CandidateError
+from e2e.numerics.captures import Captured, save_calls
+from e2e.numerics.exercise import engage, gradients, isolated, model_logits, run_calls
+from e2e.numerics.training import compare
+from e2e.ops.rms_norm import RmsNorm
+from e2e.protocols import OpCall
+from e2e.schema.words import ReasonCode
+from tests import tiny
+from tests.sessions import LlamaSession
+
+torch.set_num_threads(1)
+
+OP: RmsNorm = registry.load("ops", "rms_norm")
+Norm = Callable[[Tensor, Tensor, float], Any]
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> Path:
+    """A captured call, then an edge."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.rand(16, generator=generator) + 0.5
+    calls = [
+        Captured("norm", label, OpCall((torch.randn(rows, 16, generator=generator), weight), (1e-6,)))
+        for label, rows in (("captured", 5), ("one row", 1))
+    ]
+    save_calls(tmp_path / "calls", calls)
+    return tmp_path / "calls"
+
+
+def run(inputs: Path, kernel: Norm, *constraints: str) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    outputs = inputs.with_name("outputs")
+    remarks = run_calls(OP, kernel, inputs=inputs, outputs=outputs, constraints=list(constraints), device="cpu")
+    return remarks, load_file(outputs)
+
+
+# ---- One op call after another
+
+
+def test_an_honest_kernel_leaves_no_remark_but_that_it_repeats(inputs: Path) -> None:
+    remarks, outputs = run(inputs, OP.reference)
+    assert remarks == 2 * [{"inputs_changed": False, "repeats": True, "aliased": False, "layout": None}]
+    assert {name: tuple(value.shape) for name, value in outputs.items()} == {"o0": (5, 16), "o1": (1, 16)}
+
+
+def test_a_kernel_that_writes_into_its_input_is_seen(inputs: Path) -> None:
+    def in_place(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        y = OP.reference(x, weight, eps)
+        x.zero_()
+        return y
+
+    remarks, _ = run(inputs, in_place)
+    assert [remark["inputs_changed"] for remark in remarks] == [True, True]
+
+
+def test_a_kernel_that_writes_into_its_weight_is_seen(inputs: Path) -> None:
+    def in_place(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        y = OP.reference(x, weight, eps)
+        weight.mul_(1.01)
+        return y
+
+    assert run(inputs, in_place)[0][0]["inputs_changed"]
+
+
+def test_a_kernel_that_hands_its_input_back_is_seen(inputs: Path) -> None:
+    assert run(inputs, lambda x, weight, eps: x.view(x.shape))[0][0]["aliased"]
+
+
+def test_one_buffer_for_every_call_is_seen(inputs: Path) -> None:
+    """The next call would overwrite an output that the model still holds."""
+    buffers: dict[Any, Tensor] = {}
+
+    def static(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return buffers.setdefault(x.shape, torch.empty_like(x)).copy_(OP.reference(x, weight, eps))
+
+    assert [remark["aliased"] for remark in run(inputs, static)[0]] == [True, True]
+
+
+def test_the_output_that_counts_is_the_first_call_s(inputs: Path) -> None:
+    """Not what a static buffer holds after the second call."""
+    calls = iter(range(100))
+    buffer = torch.empty(5, 16)
+
+    def drifting(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return buffer[: len(x)].fill_(float(next(calls)))
+
+    assert run(inputs, drifting)[1]["o0"].unique().tolist() == [0.0]
+
+
+def test_other_strides_are_seen(inputs: Path) -> None:
+    def transposed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return OP.reference(x, weight, eps).t().contiguous().t()
+
+    remarks, outputs = run(inputs, transposed)
+    assert remarks[0]["layout"] == "(1, 5)"
+    assert remarks[1]["layout"] is None, "one row has the same memory either way"
+    assert outputs["o0"].is_contiguous()
+
+
+def test_what_is_no_tensor_is_seen(inputs: Path) -> None:
+    remarks, outputs = run(inputs, lambda x, weight, eps: [x])
+    assert remarks[0] == {"problem": "it returned list, not a tensor"}
+    assert not outputs
+
+
+def test_a_lazy_tensor_of_a_class_of_its_own_is_no_tensor(inputs: Path) -> None:
+    class Lazy(Tensor):
+        pass
+
+    remarks, _ = run(inputs, lambda x, weight, eps: OP.reference(x, weight, eps).as_subclass(Lazy))
+    assert remarks[0] == {"problem": "it returned Lazy, not a tensor"}
+
+
+def test_memory_left_unwritten_shows_as_nan(inputs: Path) -> None:
+    """Fresh memory often still holds the right answer of the call before."""
+
+    def lazy(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        y = torch.empty_like(x)
+        y[:-1] = OP.reference(x, weight, eps)[:-1]
+        return y
+
+    _, outputs = run(inputs, lazy)
+    assert outputs["o0"][-1].isnan().all()
+    assert outputs["o0"][:-1].isfinite().all()
+
+
+def test_poisoning_ends_with_the_check_even_after_an_error(inputs: Path) -> None:
+    def failing(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        raise RuntimeError("no")
+
+    before = torch.utils.deterministic.fill_uninitialized_memory
+    with pytest.raises(RuntimeError, match="no"):
+        run(inputs, failing)
+    assert torch.utils.deterministic.fill_uninitialized_memory == before
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_raising_on_a_captured_input_is_a_failure(inputs: Path) -> None:
+    def refuses_five(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if len(x) == 5:
+            raise ValueError("five rows")
+        return OP.reference(x, weight, eps)
+
+    with pytest.raises(ValueError, match="five rows"):
+        run(inputs, refuses_five)
+
+
+def test_raising_on_an_input_that_this_workload_does_not_have_is_a_refusal(inputs: Path) -> None:
+    def refuses_one(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if len(x) == 1:
+            raise ValueError("one row")
+        return OP.reference(x, weight, eps)
+
+    remarks, outputs = run(inputs, refuses_one)
+    assert remarks[1] == {"declined": "it raised ValueError: one row"}
+    assert list(outputs) == ["o0"]
+
+
+def test_an_input_that_the_constraints_exclude_is_never_tried(inputs: Path) -> None:
+    tried: list[int] = []
+
+    def spy(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        tried.append(len(x))
+        return OP.reference(x, weight, eps)
+
+    remarks, _ = run(inputs, spy, "rows > 1")
+    assert remarks[1] == {"declined": "rows > 1"}
+    assert set(tried) == {5}
+
+
+# ---- In the model
+
+
+@pytest.fixture(scope="module")
+def session() -> LlamaSession:
+    return LlamaSession(step="train")
+
+
+def test_every_site_is_seen_to_call_the_kernel(session: LlamaSession) -> None:
+    sites = OP.find_sites(session.model)
+    found = engage(session, OP, sites, OP.reference, seed=1)
+    assert found == {"calls": {site.fqn: 1 for site in sites}, "watermark_moved": True}
+
+
+def test_a_site_off_the_path_does_not_move_the_outputs(session: LlamaSession) -> None:
+    class Detour(LlamaSession):
+        """Its outputs come from a module that no norm is in."""
+
+        def program(self, model: nn.Module) -> Any:
+            def run(ids: Tensor) -> tuple[Tensor, ...]:
+                model(input_ids=ids, use_cache=False)
+                return (model.get_submodule("model.embed_tokens")(ids),)
+
+            return run
+
+    assert engage(Detour(), OP, OP.find_sites(session.model), OP.reference, seed=1)["watermark_moved"] is False
+
+
+def test_the_models_logits_are_the_kernels(session: LlamaSession, tmp_path: Path) -> None:
+    (ids,) = session.batch(1)
+    sites = OP.find_sites(session.model)
+    model_logits(session, OP, sites, OP.reference, ids=ids, path=tmp_path / "right")
+    model_logits(session, OP, sites, lambda x, w, eps: 2 * OP.reference(x, w, eps), ids=ids, path=tmp_path / "wrong")
+    own = session.logits(session.model, ids).reshape(-1, tiny.VOCABULARY)
+    torch.testing.assert_close(load_file(tmp_path / "right")["logits"], own)
+    assert not torch.allclose(load_file(tmp_path / "wrong")["logits"], own)
+
+
+def test_isolated_times_are_per_call_and_positive(inputs: Path) -> None:
+    slow = torch.randn(128, 128)
+
+    def slower(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        for _ in range(10):
+            slow @ slow
+        return OP.reference(x, weight, eps)
+
+    found = isolated(OP, {"candidate": OP.reference, "eager": slower}, inputs=inputs, device="cpu", seconds=0.1)
+    assert 0 < found["candidate"] < found["eager"] < 0.1
+
+
+# ---- Training
+
+
+def gradient_file(session: LlamaSession, path: Path, kernel: Norm | None, *, backward: str | None = None) -> Any:
+    return gradients(
+        session, OP, OP.find_sites(session.model), kernel, native=kernel is not None and backward is None,
+        backward=backward, seed=1, path=path,
+    )  # fmt: skip
+
+
+def judged(session: LlamaSession, folder: Path, kernel: Norm, *, backward: str | None = None) -> dict[str, Any]:
+    gradient_file(session, folder / "baseline", None)
+    gradient_file(session, folder / "candidate", kernel, backward=backward)
+    sites = OP.find_sites(session.model)
+    return compare(session, OP, sites, folder / "baseline", folder / "candidate", ratio=2.0, seed=1)
+
+
+def test_right_gradients_pass(session: LlamaSession, tmp_path: Path) -> None:
+    assert judged(session, tmp_path, OP.reference, backward="reference")["status"] == "passed"
+    assert judged(session, tmp_path, OP.reference)["status"] == "passed"
+
+
+def test_a_forward_only_kernel_is_refused_by_name(session: LlamaSession, tmp_path: Path) -> None:
+    with pytest.raises(CandidateError) as caught:
+        gradients(
+            session, OP, OP.find_sites(session.model), OP.reference, native=False, backward=None, seed=1,
+            path=tmp_path / "g",
+        )  # fmt: skip
+    assert caught.value.code == ReasonCode.NO_BACKWARD
+
+
+def test_a_kernel_that_cuts_the_graph_loses_gradients_by_name(session: LlamaSession, tmp_path: Path) -> None:
+    row = judged(session, tmp_path, lambda x, w, eps: OP.reference(x.detach(), w, eps))
+    assert row["code"] is ReasonCode.GRADIENTS_MISSING
+    assert "model.embed_tokens.weight" in row["missing"]
+    assert "model.norm.weight" not in row["missing"]
+
+
+class _Scaled(torch.autograd.Function):
+    """A right forward whose backward is off by a factor."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return gradient * ctx.factor, None
+
+
+@pytest.mark.parametrize("factor", [1.001, 0.5, -1.0])
+def test_a_wrong_gradient_is_caught(session: LlamaSession, tmp_path: Path, factor: float) -> None:
+    row = judged(session, tmp_path, lambda x, w, eps: _Scaled.apply(OP.reference(x, w, eps), factor))
+    assert row["code"] is ReasonCode.GRADIENT_ERROR_EXCEEDED
+    assert row["worst_error_candidate"] > 100 * row["worst_error_baseline"]
+
+
+@pytest.mark.parametrize("factor", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_is_caught_and_can_be_stored(
+    session: LlamaSession, tmp_path: Path, factor: float
+) -> None:
+    """NaN is greater than nothing, and JSON has no word for it."""
+    row = judged(session, tmp_path, lambda x, w, eps: _Scaled.apply(OP.reference(x, w, eps), factor))
+    assert (row["status"], row["code"]) == ("wrong", ReasonCode.NONFINITE_OUTPUT)
+    assert row["worst_parameter"] is not None
+    assert row["worst_error_candidate"] is None
