@@ -130,9 +130,9 @@ class Handlers:
         """See Examiner.compare_logits."""
         return self.examiner.compare_logits(path=Path(path), ratio=ratio)
 
-    def do_compare_step(self, *, path: str, ratio: float) -> dict[str, Any]:
+    def do_compare_step(self, *, path: str) -> dict[str, Any]:
         """See Examiner.compare_step."""
-        return self.examiner.compare_step(path=Path(path), seed=self.seed, ratio=ratio)
+        return self.examiner.compare_step(path=Path(path))
 
     def do_compare_gradients(self, *, baseline: str, candidate: str, ratio: float) -> dict[str, Any]:
         """Gradients of two training steps against a reference one precision higher."""
@@ -246,10 +246,15 @@ class Handlers:
         gc.disable()
 
     def do_step_output(self, *, arm: str, path: str) -> None:
-        """The first output of one step of one arm, saved for the clean side."""
+        """The first output of a few steps of one arm, saved for the clean side."""
+        import torch
         from safetensors.torch import save_file
 
-        save_file({"logits": self.arena.outputs(arm, self.seed)[0].contiguous()}, Path(path))
+        from e2e.numerics.examine import Examiner
+
+        seeds = Examiner.probe_seeds(self.session, self.seed)
+        logits = torch.cat([self.arena.outputs(arm, seed)[0] for seed in seeds])
+        save_file({"logits": logits.contiguous()}, Path(path))
 
     def do_stage(self, *, arm: str, seeds: list[int], settle: int) -> None:
         """Put the next segment's inputs on the device."""

@@ -1,7 +1,8 @@
 """Plants a slow op in a real model: a smoothing over time, written the obvious way, token by token.
 
-It stands for code that people really have: a recurrence with no PyTorch operator for it, and a check on the
-values that stops torch.compile. A kernel for it has something to win; `workloads/planted_slow_op.yaml` shows it.
+It stands for code that people really have: a recurrence with no PyTorch operator for it, and a check on its
+values at every step, which torch.compile cannot take into a graph. A kernel for it has something to win;
+`workloads/planted_slow_op.yaml` shows it.
 """
 
 import torch
@@ -20,12 +21,12 @@ class LeakyIntegrator(nn.Module):
         self.leak = nn.Parameter(leak, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not bool(torch.isfinite(x).all()):
-            raise ValueError("not finite")
         state = torch.zeros_like(x[:, 0])
         steps = []
         for token in x.unbind(1):
             state = (1 - self.leak) * token + self.leak * state
+            if not bool(torch.isfinite(state).all()):
+                raise ValueError("the state is not finite")
             steps.append(state)
         return torch.stack(steps, dim=1)
 

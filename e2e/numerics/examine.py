@@ -20,6 +20,8 @@ from e2e.schema.words import ReasonCode
 
 CONFORMANCE_EPSILONS = 8.0
 """A site's own forward may differ from the op's exact maths by this many epsilons of its dtype."""
+MODE_RATIO = 8.0
+"""A mode's outputs may err this many times as much as the eager baseline's before the mode counts as wrong."""
 
 
 class Examiner:
@@ -31,7 +33,7 @@ class Examiner:
         self._sites = sites
         self._calls: list[Captured] = []
         self._logits: tuple[Tensor, Tensor] | None = None
-        self._steps: dict[int, tuple[Tensor, Tensor]] = {}
+        self._steps: tuple[Tensor, Tensor] | None = None
 
     def survey(self, *, seed: int, path: Path, budget_bytes: int) -> dict[str, Any]:
         """Run one eager step, see every site's calls, check that each site computes the op, keep inputs."""
@@ -73,6 +75,9 @@ class Examiner:
         }
 
     def _mismatch(self, call: OpCall, output: Tensor) -> str | None:
+        expected = self._op.allocate(*call.tensors, *call.scalars)
+        if output.shape != expected.shape or output.dtype != expected.dtype:
+            return f"it returns {_form(output)}, where {self._op.name} returns {_form(expected)}"
         error = error_of(output, self._exact(call)).total
         allowed = CONFORMANCE_EPSILONS * torch.finfo(output.dtype).eps
         if error <= allowed:
@@ -186,22 +191,33 @@ class Examiner:
         }
 
     def reference_step(self, *, seed: int) -> None:
-        """The reference's and the eager baseline's logits of one whole step at the cell's real shape."""
-        ids = self._session.step_ids(seed)
+        """The reference's and the eager baseline's logits of a few whole steps at the cell's real shape."""
+        model, program = self._reference_model(), self._session.program(self._session.model)
+        references, baselines = [], []
         with torch.no_grad():
-            self._session.reset()
-            baseline = self._session.program(self._session.model)(*self._session.batch(seed))[0].clone()
-            self._need_finite(baseline)
-            model = self._reference_model()
-            reference = torch.cat([model(input_ids=row[None], use_cache=False, logits_to_keep=1).logits for row in ids])
-        self._steps[seed] = (reference, baseline)
+            for step in self.probe_seeds(self._session, seed):
+                self._session.reset()
+                baselines.append(program(*self._session.batch(step))[0].clone())
+                for row in self._session.step_ids(step):
+                    references.append(model(input_ids=row[None], use_cache=False, logits_to_keep=1).logits)
+        self._need_finite(torch.cat(baselines))
+        self._steps = (torch.cat(references), torch.cat(baselines))
 
-    def compare_step(self, *, path: Path, seed: int, ratio: float) -> dict[str, Any]:
-        """One arm's step, in whatever mode it ran, against the reference: a mode may not change the result."""
-        reference, baseline = self._steps[seed]
+    @staticmethod
+    def probe_seeds(session: Any, seed: int) -> list[int]:
+        """Steps enough for eight rows: the error of one row alone varies by more than any mode changes it."""
+        return [seed + place for place in range(-(-8 // session.cell.batch))]
+
+    def compare_step(self, *, path: Path) -> dict[str, Any]:
+        """One arm's steps, in whatever mode it ran, against the reference: a mode may not change the result.
+
+        Modes round differently, so this bound is wide. How right the kernel is, the op and model checks say.
+        """
+        assert self._steps is not None
+        reference, baseline = self._steps
         value = load_file(path, device=self._session.device)["logits"]
         own = error_of(baseline, reference)
-        allowed = ratio * own.total + floor_of(baseline.dtype)
+        allowed = MODE_RATIO * (own.total + floor_of(baseline.dtype))
         if value.shape != baseline.shape or value.dtype != baseline.dtype or not bool(torch.isfinite(value).all()):
             return {"passed": False, "error": None, "baseline": own.total, "allowed": allowed}
         found = error_of(value, reference)
@@ -220,6 +236,10 @@ class Examiner:
         function: Callable[..., Any] = self._op.reference
         Patch(self._op, sites, lambda site: function)
         return model
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{' x '.join(map(str, tensor.shape))} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def _load_state(module: nn.Module, own: OpCall, call: OpCall) -> None:

@@ -69,14 +69,11 @@ class ModuleOp:
         return forward
 
     def reference(self, x: Tensor, *state: Tensor) -> Tensor:
-        """The original module, with that state, in the precision of `x`."""
+        """The original module with that state, in the precision of both."""
         if self._module is None:
             raise RuntimeError("find_sites was not called")
-        values = {
-            name: value.to(x.dtype if own.is_floating_point() else own.dtype)
-            for (name, own), value in zip(_state(self._module), state, strict=True)
-        }
-        result: Tensor = torch.func.functional_call(self._module, values, (x,))
+        names = [name for name, _ in _state(self._module)]
+        result: Tensor = torch.func.functional_call(self._module, dict(zip(names, state, strict=True)), (x,))
         return result
 
     def allocate(self, x: Tensor, *state: Tensor) -> Tensor:

@@ -69,10 +69,18 @@ def has_too_few_workers(case: Case) -> Iterator[Reason]:
 
 
 def baseline_is_unfair(case: Case) -> Iterator[Reason]:
-    """Eager as shipped, or the opponent that decides, could not be measured."""
+    """Eager as shipped, or the opponent that decides, could not be measured; or a baseline mode was thrown out.
+
+    A mode that cannot run is no opponent. One that ran and was thrown out might have been the strongest: where
+    the candidate profits from that mode, nothing is decided.
+    """
     opponent = opponent_arm(case.evidence, case.policy.decides)
     arms = [find_arm(case.evidence, name) for name in (AS_SHIPPED, opponent)]
     bad = next((arm for arm in arms if arm is not None and arm.status in ("failed", "void")), None)
+    if bad is None:
+        chosen = find_arm(case.evidence, case.evidence.candidate)
+        voids = [arm for arm in case.evidence.arms if arm.role is Role.BASELINE and arm.status == "void"]
+        bad = next((arm for arm in voids if chosen is not None and arm.mode is chosen.mode), None)
     if bad is not None:
         message = f"{bad.name} {bad.status}: {bad.reason or 'no reason was recorded'}"
         yield Reason(code=ReasonCode.BASELINE_UNFAIR, message=message)

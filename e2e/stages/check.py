@@ -267,9 +267,7 @@ def arm_is_right(course: Course, worker: Worker, arm: str) -> str | None:
     assert course.clean is not None
     path = str(course.path("step.safetensors"))
     course.crew.ask(worker, "step_output", stage=Stage.SCREEN, arm=arm, path=path)
-    row = course.crew.require(
-        course.clean, "compare_step", path=path, ratio=course.policy.numerics.error_ratio
-    )
+    row = course.crew.require(course.clean, "compare_step", path=path)
     if row["passed"]:
         return None
     found = "not finite or of another shape" if row["error"] is None else f"error {row['error']:.1e}"

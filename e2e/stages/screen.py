@@ -6,12 +6,13 @@ from typing import Any
 
 from e2e import stats
 from e2e.arm_names import AS_SHIPPED, ArmName
+from e2e.crew import CandidateFault
 from e2e.judge import judge
 from e2e.measure.schedule import pick_strongest, steps_for
 from e2e.processes import Worker, WorkerFault
-from e2e.schema.evidence import ArmRecord, Isolated
+from e2e.schema.evidence import ArmRecord, Fault, Isolated
 from e2e.schema.verdict import Estimate
-from e2e.schema.words import Mode, Role, Stage
+from e2e.schema.words import Mode, ReasonCode, Role, Stage
 from e2e.stages.check import arm_is_right, arm_names, begin_pilot, mode_problem
 from e2e.stages.course import Course
 from e2e.stages.timing import run_block
@@ -74,7 +75,7 @@ def record_of(course: Course, arm: ArmName, reply: dict[str, Any]) -> ArmRecord:
     calls = reply["kernel_calls"]
     if arm.role is Role.CANDIDATE and arm.mode is Mode.EAGER and engagement is not None:
         calls = engagement.calls
-    status, reason = "ok", None
+    status, reason = "ok", "compiled with breaks in its graph" if reply.get("graph_breaks") else None
     if arm.mode is not Mode.EAGER and not reply["regions"]:
         status, reason = "void", "it ran eagerly: no compiled region was entered"
     elif arm.role is Role.CANDIDATE and not calls:
@@ -124,11 +125,21 @@ def _pilot(course: Course) -> None:
 
 
 def _checked(course: Course, record: ArmRecord) -> ArmRecord:
+    """The arm, void if its mode changes the result; a candidate that is wrong in any mode is wrong.
+
+    Raises:
+        CandidateFault: a candidate arm's outputs are wrong.
+    """
     if record.status != "ok" or record.role is Role.HEADROOM:
         return record
     assert course.pilot is not None
     problem = arm_is_right(course, course.pilot, record.name)
-    return record if problem is None else record.model_copy(update={"status": "void", "reason": problem})
+    if problem is None:
+        return record
+    if record.role is Role.CANDIDATE:
+        message = f"{record.name}: {problem}"
+        raise CandidateFault(Fault(code=ReasonCode.MODEL_ERROR_EXCEEDED, message=message, stage=STAGE))
+    return record.model_copy(update={"status": "void", "reason": problem})
 
 
 def _rough_step_s(course: Course) -> float:

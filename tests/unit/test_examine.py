@@ -78,6 +78,24 @@ def test_a_module_that_only_sounds_like_the_op_is_not_a_site(tmp_path: Path) -> 
     assert not (tmp_path / "calls").exists()
 
 
+@pytest.mark.parametrize("name", ["module:Embedding", "module:Linear"])
+def test_a_module_whose_output_is_not_like_its_input_is_not_a_site(tmp_path: Path, name: str) -> None:
+    """A preallocated output would have the wrong size: the model's projections, all but the square ones."""
+    session, op = LlamaSession(), registry.load_op(name)
+    rows = survey(Examiner(session, op, op.find_sites(session.model)), tmp_path)["sites"]
+    shapes = {row["fqn"]: row["incompatible"] for row in rows}
+    refused = [fqn for fqn, reason in shapes.items() if reason is not None]
+    assert all("returns" in str(shapes[fqn]) for fqn in refused)
+    assert {fqn.rpartition(".")[2] for fqn in set(shapes) - set(refused)} <= {"q_proj", "o_proj"}
+
+
+@pytest.mark.parametrize("name", ["module:LlamaAttention", "module:LlamaDecoderLayer", "module:LlamaRotaryEmbedding"])
+def test_a_module_of_several_arguments_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    session, op = LlamaSession(), registry.load_op(name)
+    with pytest.raises(UsageError, match="stands for modules of one tensor"):
+        survey(Examiner(session, op, op.find_sites(session.model)), tmp_path)
+
+
 def test_a_site_that_the_step_never_calls_is_said_to_be_so(tmp_path: Path) -> None:
     session = ToySession()
     session.model[0].spare = ToyRMSNorm()

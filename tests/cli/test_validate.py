@@ -1,0 +1,563 @@
+"""Whole runs of `e2e validate` in processes of their own, with kernels that are wrong, hostile or merely slow.
+
+Marked `slow`: each imports torch in two zygotes. Whatever the kernel does, the run ends with its own outcome, keeps
+its result, shows no traceback and leaves no process and no scratch file behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from e2e import store
+from e2e.integrity.isolation import namespace_prefix
+from e2e.schema.result import Result
+from e2e.schema.words import Outcome, Role, Stage
+from tests import tiny
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes through /proc"),
+]
+
+REPOSITORY = Path(__file__).parents[2]
+BAD = REPOSITORY / "tests" / "kernels" / "bad"
+GOOD = REPOSITORY / "tests" / "kernels" / "plain_norm.py"
+MARK = "E2E_TEST_RUN"
+SOON_S = 2.0
+_NUMBERS = itertools.count()
+
+
+# ---- Runs and what they leave
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A finished run of the command."""
+
+    code: int
+    out: str
+    err: str
+    folder: Path | None
+    seconds: float
+
+    @property
+    def result(self) -> Result:
+        assert self.folder is not None, f"no result was written:\n{self.err}"
+        return store.load(self.folder)
+
+    @property
+    def reasons(self) -> list[str]:
+        return [str(reason.code) for reason in self.result.reasons]
+
+
+class Started:
+    """A running command; every process it starts carries its mark in the environment."""
+
+    def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
+        self.mark = f"{os.getpid()}-{next(_NUMBERS)}"
+        self.out = folder / "results"
+        self.scratch = folder / "tmp"
+        self.scratch.mkdir(exist_ok=True)
+        self._began = time.monotonic()
+        self._stderr = folder / "stderr.txt"
+        self._files = [self._stderr.open("w"), (folder / "stdout.txt").open("w")]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "e2e", *arguments, "--out", str(self.out)],
+            cwd=REPOSITORY,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(REPOSITORY),
+                "TMPDIR": str(self.scratch),
+                "NO_COLOR": "1",
+                "HF_HUB_OFFLINE": "1",
+                MARK: self.mark,
+                **environment,
+            },
+            stdout=self._files[1],
+            stderr=self._files[0],
+            start_new_session=True,
+        )
+
+    def said(self) -> str:
+        return self._stderr.read_text()
+
+    def wait_for(self, condition: Callable[[], object], timeout_s: float = 60) -> None:
+        end = time.monotonic() + timeout_s
+        while not condition():
+            assert self.process.poll() is None, f"it ended early:\n{self.said()}"
+            assert time.monotonic() < end, f"it never got there:\n{self.said()}"
+            time.sleep(0.05)
+
+    def end(self, timeout_s: float = 180) -> Ended:
+        code = self.process.wait(timeout_s)
+        seconds = time.monotonic() - self._began
+        for file in self._files:
+            file.close()
+        folders = sorted(self.out.glob("*")) if self.out.exists() else []
+        assert len(folders) <= 1
+        stdout = self._stderr.with_name("stdout.txt").read_text()
+        return Ended(code, stdout, self.said(), folders[0] if folders else None, seconds)
+
+    def processes(self) -> dict[int, str]:
+        """Everything alive that this run started, by command line."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                environment = (folder / "environ").read_bytes().split(b"\0")
+                if f"{MARK}={self.mark}".encode() in environment:
+                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        return found
+
+    def left_behind(self) -> dict[int, str]:
+        """What is still alive after a moment."""
+        end = time.monotonic() + SOON_S
+        while (found := self.processes()) and time.monotonic() < end:
+            time.sleep(0.05)
+        return found
+
+    def clean_up(self) -> None:
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+Start = Callable[..., Started]
+
+
+@pytest.fixture
+def start(tmp_path: Path, e2e_cache: Path) -> Iterator[Start]:
+    """Starts commands; whatever they leave is killed at the end, so that one failure does not spoil the next test."""
+    started: list[Started] = []
+
+    def begin(*arguments: str, **environment: str) -> Started:
+        started.append(Started(tmp_path, *arguments, **environment))
+        return started[-1]
+
+    yield begin
+    for item in started:
+        item.clean_up()
+
+
+@pytest.fixture
+def validate(start: Start, tiny_workload: Path, tiny_policy: Path) -> Callable[..., Ended]:
+    """Runs `e2e validate` on the tiny workload until `check`, and sees that it left nothing."""
+
+    def run(
+        kernel: Path | str, *arguments: str, policy: Path = tiny_policy, until: str = "check", **environment: str
+    ) -> Ended:
+        command = ["validate", str(tiny_workload), "--kernel", str(kernel), "--policy", str(policy)]
+        started = start(*command, "--until", until, *arguments, **environment)
+        ended = started.end()
+        assert "Traceback" not in ended.err
+        assert "Traceback" not in ended.out
+        assert started.left_behind() == {}
+        assert list(started.scratch.iterdir()) == []
+        return ended
+
+    return run
+
+
+def short_policy(folder: Path, **changes: float) -> Path:
+    return tiny.write_policy(folder / "short.yaml", **{"call_s": 5, **changes})  # type: ignore[arg-type]
+
+
+# ---- Right
+
+
+def test_a_right_kernel_passes_the_check(validate: Callable[..., Ended]) -> None:
+    ended = validate(GOOD)
+    assert (ended.code, ended.result.outcome) == (0, None)
+    assert ended.result.stage is Stage.CHECK
+    assert ended.reasons == []
+    engagement = ended.result.engagement
+    assert engagement is not None
+    assert (engagement.sites_found, engagement.sites_called, engagement.calls) == (tiny.SITES,) * 3
+    assert engagement.watermark_moved is True
+    checks = ended.result.cells[0].evidence.op_checks
+    assert {check.status for check in checks} == {"passed"}
+    assert ended.result.cells[0].evidence.mutants
+    assert all(mutant.caught for mutant in ended.result.cells[0].evidence.mutants)
+
+
+def test_a_right_kernel_passes_in_training_with_a_backward_of_its_own(validate: Callable[..., Ended]) -> None:
+    ended = validate(GOOD, "--set", "step=train")
+    assert (ended.code, ended.result.outcome) == (0, None)
+    training = ended.result.cells[0].evidence.training
+    assert training is not None
+    assert training.with_gradient_baseline == training.with_gradient_candidate == training.parameters
+    assert training.loss_candidate == pytest.approx(training.loss_baseline)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_right_kernel_passes_in_half_precision(validate: Callable[..., Ended], dtype: str) -> None:
+    ended = validate(REPOSITORY / "kernels" / "rmsnorm.cpp", "--set", f"model.dtype={dtype}")
+    assert (ended.code, ended.reasons) == (0, [])
+
+
+def test_a_right_kernel_passes_in_decoding(validate: Callable[..., Ended]) -> None:
+    ended = validate(GOOD, "--set", "step=decode")
+    assert (ended.code, ended.reasons) == (0, [])
+
+
+# ---- Kernels that fail: FAILED, 13
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reason"),
+    [
+        ("../does_not_compile.cpp", "build_failed"),
+        ("missing_entry.cpp", "bind_failed"),
+        ("missing_function.py", "bind_failed"),
+        ("raises.cpp", "candidate_raised"),
+        ("aborts.cpp", "candidate_crashed"),
+        ("null_pointer.cpp", "candidate_crashed"),
+        ("exits.cpp", "candidate_exited"),
+        ("leaves_at_once.py", "candidate_exited"),
+        ("leaves_process.py", "candidate_exited"),
+        ("leaves_on_import.py", "candidate_exited"),
+        ("raises_odd.py", "candidate_exited"),
+        ("allocates.cpp", "out_of_memory"),
+        ("hoards.py", "out_of_memory"),
+    ],
+)
+def test_a_kernel_that_fails_is_failed_with_its_reason(
+    validate: Callable[..., Ended], kernel: str, reason: str
+) -> None:
+    ended = validate(BAD / kernel)
+    assert (ended.code, ended.result.outcome) == (13, Outcome.FAILED)
+    assert ended.reasons[0] == reason
+    assert "FAILED" in ended.out
+    fault = ended.result.feedback
+    assert fault is not None
+    assert fault.fault == "kernel"
+
+
+@pytest.mark.parametrize("kernel", ["loops.cpp", "hangs_on_import.py"])
+def test_a_kernel_that_never_comes_back_is_ended_by_its_limit(
+    validate: Callable[..., Ended], tmp_path: Path, kernel: str
+) -> None:
+    ended = validate(BAD / kernel, policy=short_policy(tmp_path))
+    assert (ended.code, ended.result.outcome) == (13, Outcome.FAILED)
+    assert ended.reasons[0] == "timed_out"
+    assert ended.seconds < 40
+
+
+def test_python_that_does_not_parse_is_a_failed_build_with_its_line(
+    validate: Callable[..., Ended], tmp_path: Path
+) -> None:
+    kernel = tmp_path / "norm.py"
+    kernel.write_text("# /// e2e\n# op: rms_norm\n# entry: norm\n# ///\n\n\ndef norm(x, weight, eps):\n    return x *\n")
+    ended = validate(kernel)
+    assert (ended.code, ended.reasons[0]) == (13, "build_failed")
+    assert ended.result.reasons[0].where.line == 8
+
+
+def test_what_was_known_before_a_crash_is_kept(validate: Callable[..., Ended]) -> None:
+    result = validate(BAD / "aborts.cpp").result
+    evidence = result.cells[0].evidence
+    assert evidence.builds[0].seconds > 0
+    assert evidence.engagement is not None
+    assert evidence.engagement.sites_found == tiny.SITES
+    assert evidence.device is not None
+
+
+@pytest.mark.parametrize("kernel", ["forward_only.cpp"])
+def test_a_kernel_without_a_backward_is_failed_in_training(validate: Callable[..., Ended], kernel: str) -> None:
+    ended = validate(BAD / kernel, "--set", "step=train")
+    assert (ended.code, ended.result.outcome) == (13, Outcome.FAILED)
+    assert ended.reasons[0] == "no_backward"
+
+
+# ---- Kernels that are wrong: INCORRECT, 12
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reason"),
+    [
+        ("zeros.cpp", "op_error_exceeded"),
+        ("returns_input.py", "op_error_exceeded"),
+        ("wrong_epsilon.cpp", "op_error_exceeded"),
+        ("drops_last_row.cpp", "nonfinite_output"),  # fresh memory is poisoned: what is not written shows as NaN
+        ("nan.py", "nonfinite_output"),
+        ("float64.py", "wrong_output_layout"),
+        ("writes_input.py", "inputs_changed"),
+        ("static_buffer.py", "wrong_output_layout"),
+    ],
+)
+def test_a_kernel_that_is_wrong_is_incorrect_with_its_reason(
+    validate: Callable[..., Ended], kernel: str, reason: str
+) -> None:
+    ended = validate(BAD / kernel)
+    assert (ended.code, ended.result.outcome) == (12, Outcome.INCORRECT)
+    assert ended.reasons[0] == reason
+    assert ended.result.latency is None or ended.result.latency.against == []
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reason"), [("detaches.py", "gradients_missing"), ("nan_gradient.py", "nonfinite_output")]
+)
+def test_wrong_gradients_are_incorrect(validate: Callable[..., Ended], kernel: str, reason: str) -> None:
+    ended = validate(BAD / kernel, "--set", "step=train")
+    assert (ended.code, ended.result.outcome) == (12, Outcome.INCORRECT)
+    assert ended.reasons[0] == reason
+
+
+# ---- Kernels that do more than compute
+
+
+@pytest.mark.parametrize("kernel", ["talks_out_of_turn.py", "speaks_for_the_worker.py"])
+def test_a_kernel_that_speaks_for_its_worker_never_passes(validate: Callable[..., Ended], kernel: str) -> None:
+    ended = validate(BAD / kernel)
+    assert ended.code in (12, 13)
+    assert ended.result.outcome in (Outcome.INCORRECT, Outcome.FAILED)
+
+
+@pytest.mark.skipif(not namespace_prefix(cuda=False), reason="PID namespaces are refused here")
+@pytest.mark.parametrize("kernel", ["leaves_a_daemon.py", "kills_its_parent.py"])
+def test_in_a_namespace_a_kernel_neither_escapes_nor_ends_its_zygote(
+    validate: Callable[..., Ended], kernel: str
+) -> None:
+    """That nothing is left is seen by `validate` itself."""
+    assert validate(BAD / kernel).code == 0
+
+
+# ---- Not applicable, 14
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reason"), [("absent_op.py", "no_sites"), ("declines_everything.py", "sites_incompatible")]
+)
+def test_an_op_without_a_site_for_the_kernel_is_not_applicable(
+    validate: Callable[..., Ended], kernel: str, reason: str
+) -> None:
+    ended = validate(BAD / kernel)
+    assert (ended.code, ended.result.outcome) == (14, Outcome.NOT_APPLICABLE)
+    assert ended.reasons[0] == reason
+
+
+# ---- The caller's mistakes, 2, and the environment's, 6
+
+
+def test_a_dtype_that_the_kernel_does_not_declare_is_the_callers_mistake(validate: Callable[..., Ended]) -> None:
+    ended = validate(BAD / "half_only.py")
+    assert (ended.code, ended.folder) == (2, None)
+    assert "declares dtypes float16" in ended.err
+    assert "--set model.dtype=float16" in ended.err
+
+
+def test_a_model_folder_that_is_missing_is_the_callers_mistake(validate: Callable[..., Ended]) -> None:
+    ended = validate(GOOD, "--set", "model.id=./no_such_folder")
+    assert (ended.code, ended.folder) == (2, None)
+    assert "no_such_folder" in ended.err
+
+
+def test_a_hub_model_is_refused_in_seconds_when_offline(validate: Callable[..., Ended]) -> None:
+    ended = validate(GOOD, "--set", "model.id=no-such-owner/no-such-model")
+    assert (ended.code, ended.folder) == (6, None)
+    assert "offline" in ended.err
+    assert "model.weights=random" in ended.err
+    assert ended.seconds < 10
+
+
+def test_a_hub_that_does_not_answer_is_given_up_in_seconds(validate: Callable[..., Ended]) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # bound, and not listening: connections are refused
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        ended = validate(
+            GOOD, "--set", "model.id=no-such-owner/no-such-model", HF_HUB_OFFLINE="0", HF_ENDPOINT=endpoint
+        )
+    assert (ended.code, ended.folder) == (6, None)
+    assert "cannot be reached" in ended.err
+    assert ended.seconds < 10
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a CUDA device")
+@pytest.mark.parametrize("kernel", ["rmsnorm.cu", "rmsnorm_raw.cu", "rmsnorm_triton.py"])
+def test_a_cuda_kernel_on_a_machine_without_cuda_is_sent_elsewhere(
+    validate: Callable[..., Ended], kernel: str
+) -> None:
+    ended = validate(REPOSITORY / "kernels" / kernel)
+    assert (ended.code, ended.folder) == (6, None)
+    assert "kernels/rmsnorm.cpp" in ended.err
+    assert "e2e doctor" in ended.err
+
+
+def test_weights_that_are_damaged_are_said_to_be_so(
+    validate: Callable[..., Ended], tiny_workload: Path, tmp_path: Path
+) -> None:
+    tiny.write_workload(tmp_path)
+    weights = tmp_path / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    ended = validate(GOOD, "--set", f"model.id={tmp_path / 'model'}")
+    assert ended.code == 6
+    assert "weights" in ended.out + ended.err
+
+
+def test_a_model_that_is_not_finite_can_judge_nothing(validate: Callable[..., Ended], tmp_path: Path) -> None:
+    import torch
+
+    model = tiny.llama()
+    with torch.no_grad():
+        model.lm_head.weight[3] = float("nan")
+    model.save_pretrained(tmp_path / "model")
+    ended = validate(GOOD, "--set", f"model.id={tmp_path / 'model'}")
+    assert ended.code == 2
+    assert "not finite" in ended.out + ended.err
+
+
+# ---- Interrupted
+
+
+def waiting(start: Start, workload: Path, policy: Path) -> Started:
+    """A run in the middle of its check, with both zygotes up and the kernel at work."""
+    started = start("validate", str(workload), "--kernel", str(BAD / "waits.py"), "--policy", str(policy))
+    started.wait_for(lambda: "against float64" in started.said())
+    assert len([line for line in started.processes().values() if "e2e.zygote" in line]) >= 2
+    return started
+
+
+def test_ctrl_c_in_the_middle_keeps_the_result_and_leaves_nothing(
+    start: Start, tiny_workload: Path, tiny_policy: Path
+) -> None:
+    started = waiting(start, tiny_workload, tiny_policy)
+    started.process.send_signal(signal.SIGINT)
+    ended = started.end(timeout_s=10)
+    assert ended.code == 130
+    assert "Traceback" not in ended.err
+    assert started.left_behind() == {}
+    assert list(started.scratch.iterdir()) == []
+    result = ended.result
+    assert result.error is not None
+    assert (result.error.code, result.outcome) == (130, None)
+    evidence = result.cells[0].evidence
+    assert evidence.engagement is not None
+    assert evidence.engagement.sites_found == tiny.SITES, "what was known is kept"
+    assert ended.folder is not None
+    assert (ended.folder / "report.md").exists()
+
+
+def test_a_second_ctrl_c_during_the_clean_up_still_leaves_no_process(
+    start: Start, tiny_workload: Path, tiny_policy: Path
+) -> None:
+    started = waiting(start, tiny_workload, tiny_policy)
+    for _ in range(3):
+        started.process.send_signal(signal.SIGINT)
+        time.sleep(0.005)
+    ended = started.end(timeout_s=10)
+    assert ended.code == 130
+    assert started.left_behind() == {}
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_when_the_parent_is_killed_every_process_goes_with_it(
+    start: Start, tiny_workload: Path, tiny_policy: Path, how: signal.Signals
+) -> None:
+    started = waiting(start, tiny_workload, tiny_policy)
+    started.process.send_signal(how)
+    started.process.wait(10)
+    assert started.left_behind() == {}
+
+
+# ---- Verdicts
+
+
+@pytest.fixture(scope="module")
+def verdict_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_policy(tmp_path_factory.mktemp("verdict") / "verdict.yaml", traces=True)
+
+
+def test_a_whole_run_ends_in_a_verdict_whose_parts_agree(
+    validate: Callable[..., Ended], start: Start, verdict_policy: Path
+) -> None:
+    ended = validate(GOOD, policy=verdict_policy, until="verdict")
+    result, folder = ended.result, ended.folder
+    assert folder is not None
+    assert ended.code in (0, 10, 11)
+    assert result.outcome in (Outcome.CONFIRMED, Outcome.REFUTED, Outcome.INCONCLUSIVE)
+    evidence = result.cells[0].evidence
+
+    arms = {arm.name: arm for arm in evidence.arms}
+    assert {arm.role for arm in arms.values()} >= {Role.BASELINE, Role.CANDIDATE, Role.HEADROOM}
+    assert evidence.baseline in arms
+    assert evidence.candidate == "candidate:eager"
+
+    if result.label != "no_headroom":
+        assert {segment.arm for segment in evidence.segments if segment.phase == "verdict"} >= {
+            evidence.baseline, evidence.candidate, f"sham:{str(evidence.baseline).partition(':')[2]}",
+        }  # fmt: skip
+        assert result.latency is not None
+        assert result.latency.sham is not None
+        assert evidence.workers_finished == 5
+        assert evidence.audit is not None
+        assert evidence.audit.mismatches == []
+        assert evidence.audit.steps_committed == evidence.audit.steps_timed > 0
+        assert evidence.audit.steps_audited >= 0.03 * evidence.audit.steps_timed
+
+    with (folder / "samples.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(evidence.segments) > 0
+    assert all(float(row["seconds"]) > 0 for row in rows)
+    blocks: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for row in rows:
+        blocks.setdefault((row["phase"], row["worker"], row["block"]), []).append(row)
+    for block in blocks.values():
+        names = [row["arm"] for row in sorted(block, key=lambda row: int(row["position"]))]
+        assert names == names[::-1], "every block is mirrored"
+        half = len(names) // 2
+        starts = [row["seed"] for row in sorted(block, key=lambda row: int(row["position"]))]
+        assert len(set(starts[:half])) == len(set(starts[half:])) == 1
+
+    assert {trace.arm for trace in evidence.traces} >= {evidence.baseline, evidence.candidate}
+    assert all((folder / trace.path).exists() for trace in evidence.traces)
+    assert (folder / "kernel" / GOOD.name).read_bytes() == GOOD.read_bytes()
+
+    gated = subprocess.run(
+        [sys.executable, "-m", "e2e", "gate", str(folder)], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert gated.returncode == ended.code
+    shown = subprocess.run(
+        [sys.executable, "-m", "e2e", "report", str(folder), "--format", "md"],
+        cwd=REPOSITORY, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert shown.returncode == 0
+    assert shown.stdout == (folder / "report.md").read_text()
+    told = subprocess.run(
+        [sys.executable, "-m", "e2e", "report", str(folder), "--format", "json"],
+        cwd=REPOSITORY, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert json.loads(told.stdout)["outcome"] == result.outcome
+
+
+def test_a_kernel_that_turns_stale_later_is_never_confirmed(
+    validate: Callable[..., Ended], verdict_policy: Path
+) -> None:
+    """It passes every check of its first calls, and is fast because it does nothing afterwards."""
+    ended = validate(BAD / "stale_later.py", "--no-trace", policy=verdict_policy, until="verdict")
+    assert ended.result.outcome is Outcome.INCORRECT
+    assert ended.code == 12
+    assert ended.reasons[0] == "stale_output"
+
+
+def test_a_run_asked_to_stop_at_the_screen_shows_a_ceiling_and_confirms_nothing(
+    validate: Callable[..., Ended], tiny_policy: Path
+) -> None:
+    ended = validate(GOOD, until="screen")
+    assert ended.result.outcome in (None, Outcome.REFUTED)
+    assert ended.result.latency is not None
+    assert ended.result.latency.ceiling is not None
+    assert ended.result.stage is Stage.SCREEN
