@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -136,6 +138,8 @@ class Worker:
         self.pid = pid
         self.log = log
         self.alive = True
+        self._asked: deque[str] = deque()
+        """Numbers of requests without an answer, drawn at random: a message of the candidate's own has none."""
         self.facts: dict[str, Any] = {}
         """What it said when it opened the workload."""
 
@@ -151,7 +155,8 @@ class Worker:
     def send(self, do: str, **fields: Any) -> None:
         """Ask without waiting."""
         try:
-            self._channel.send({"do": do, **fields}, timeout_s=SEND_S)
+            self._asked.append(secrets.token_hex(8))
+            self._channel.send({"do": do, "id": self._asked[-1], **fields}, timeout_s=SEND_S)
         except ChannelTimeout as error:
             self.kill()
             raise WorkerFault(f"it did not read the request {do!r} within {SEND_S:.0f} s", kind="timed_out") from error
@@ -160,16 +165,47 @@ class Worker:
 
     def answer(self, do: str, *, timeout_s: float) -> dict[str, Any]:
         """The answer to what was sent."""
+        reply = self._next(do, timeout_s)
+        if "mark" in reply:
+            raise self._nonsense(do, "it marks a segment that was not asked for")
+        return self._concluded(reply)
+
+    def stamps(self, do: str, *, marks: int, timeout_s: float, **fields: Any) -> tuple[list[int], dict[str, Any]]:
+        """Ask for a timed segment; nanoseconds of the parent's clock at every mark that comes back.
+
+        The worker sends one `mark` per device sync and then its answer. The clock is read here and nowhere else.
+        """
+        end = time.monotonic() + timeout_s
+        self.send(do, **fields)
+        stamps: list[int] = []
+        while True:
+            reply = self._next(do, max(0.0, end - time.monotonic()))
+            now = time.perf_counter_ns()
+            if "mark" in reply:
+                stamps.append(now)
+                continue
+            reply = self._concluded(reply)
+            if len(stamps) != marks:
+                raise self._nonsense(do, f"it sent {len(stamps)} marks instead of {marks}")
+            return stamps, reply
+
+    def _next(self, do: str, timeout_s: float) -> dict[str, Any]:
+        """The next message, which belongs to the oldest open request."""
         try:
             reply = self._channel.receive(timeout_s)
         except ChannelTimeout as error:
             self.kill()
             raise WorkerFault(f"no answer to {do!r} within {timeout_s:.0f} s", kind="timed_out") from error
         except ChannelGarbage as error:
-            self.kill()
-            raise WorkerFault(f"the worker's answer to {do!r} was not a message: {error}", kind="garbage") from error
+            raise self._nonsense(do, error.message) from error
         except ChannelClosed:
             self._died(do)
+        if reply.pop("id", None) != self._asked[0]:
+            raise self._nonsense(do, "it does not carry that request's number")
+        return reply
+
+    def _concluded(self, reply: dict[str, Any]) -> dict[str, Any]:
+        self._asked.popleft()
         problem = reply.get("fault")
         if isinstance(problem, dict):
             code, line = problem.get("code"), problem.get("line")
@@ -181,19 +217,9 @@ class Worker:
             )
         return reply
 
-    def stamps(self, do: str, *, timeout_s: float, **fields: Any) -> tuple[list[int], dict[str, Any]]:
-        """Ask for a timed segment; nanoseconds of the parent's clock at every message that comes back.
-
-        The worker sends one `mark` per device sync and then its answer. The clock is read here and nowhere else.
-        """
-        end = time.monotonic() + timeout_s
-        self.send(do, **fields)
-        stamps: list[int] = []
-        while True:
-            reply = self.answer(do, timeout_s=max(0.0, end - time.monotonic()))
-            stamps.append(time.perf_counter_ns())
-            if "mark" not in reply:
-                return stamps, reply
+    def _nonsense(self, do: str, why: str) -> WorkerFault:
+        self.kill()
+        return WorkerFault(f"the worker's answer to {do!r} is not one: {why}", kind="garbage")
 
     def close(self) -> None:
         """End it without blame."""

@@ -32,11 +32,13 @@ def run(sock: socket.socket, request: dict[str, Any]) -> int:
             message = channel.receive()
         except ChannelClosed:
             return 0
+        worker.asked = message.pop("id")
         reply = _answer(worker, message)
         try:
-            channel.send(reply)
+            channel.send({**reply, "id": worker.asked})
         except (TypeError, ValueError) as error:
-            channel.send({"fault": {"message": f"an answer that is not JSON: {error}", "code": None, "line": None}})
+            fault = {"message": f"an answer that is not JSON: {error}", "code": None, "line": None}
+            channel.send({"fault": fault, "id": worker.asked})
 
 
 def _answer(worker: Handlers, message: dict[str, Any]) -> dict[str, Any]:
@@ -71,6 +73,8 @@ class Handlers:
         self._channel = channel
         self._clean = clean
         self._staged: tuple[str, list[Any], int] | None = None
+        self.asked = ""
+        """Number of the request being answered."""
 
     def do_open(
         self, *, workload: dict[str, Any], cell: dict[str, Any], op: str, root: str, device: str, seed: int,
@@ -268,8 +272,11 @@ class Handlers:
         arm, batches, settle = self._staged
         self._staged = None
         before = counters["stats"]["unique_graphs"]
-        digests = self.arena.timed(arm, batches=batches, settle=settle, mark=lambda: self._channel.send({"mark": 1}))
+        digests = self.arena.timed(arm, batches=batches, settle=settle, mark=self._mark)
         return {"digests": digests, "recompiled": counters["stats"]["unique_graphs"] != before}
+
+    def _mark(self) -> None:
+        self._channel.send({"mark": 1, "id": self.asked})
 
     def do_digests(self, *, arm: str, seeds: list[int]) -> dict[str, Any]:
         """Replay steps for the audit."""

@@ -57,7 +57,7 @@ def _segment(course: Course, worker: Worker, turn: Turn, *, stage: Stage, keep: 
     limit = course.policy.budgets.call_s
     try:
         worker.call("stage", timeout_s=limit, arm=turn.arm, seeds=turn.seeds, settle=turn.settle)
-        stamps, reply = worker.stamps("go", timeout_s=limit)
+        stamps, reply = worker.stamps("go", marks=2, timeout_s=limit)
     except WorkerFault as fault:
         raise course.crew.blame(fault, stage=stage, worker=worker) from fault
     if reply.get("recompiled") and keep and turn.arm not in course.evidence.recompiles:
