@@ -49,7 +49,7 @@ class CountingBackend:
     """Inductor, with a look at each graph on its way: how many graphs, and how often the kernel is in them."""
 
     def __init__(self, mode: Mode) -> None:
-        self._inductor = torch._TorchCompileInductorWrapper(  # type: ignore[attr-defined]
+        self._inductor = torch._TorchCompileInductorWrapper(
             None if mode is Mode.COMPILE else mode.value, None, False
         )
         self.watched: Any = None
@@ -110,10 +110,10 @@ class Arena:
             return True
         return False
 
-    def run(self, name: str, *, seeds: list[int]) -> list[int]:
+    def run(self, name: str, *, seeds: list[int]) -> list[Any]:
         """Steps of one arm, one per seed, and their fingerprints."""
         arm = self._arms[name]
-        digests: list[int] = []
+        digests: list[Any] = []
         for start in range(0, len(seeds), SLOTS):
             batches = self.batches(arm, seeds[start : start + SLOTS])
             self.sync()
@@ -189,7 +189,10 @@ class Arena:
             return self._candidate.kernel
         if self._registered is None:
             self._registered = registered(
-                self._op, self._candidate.kernel, sha256=self._candidate.sha256, device=self._session.device.partition(":")[0]
+                self._op,
+                self._candidate.kernel,
+                sha256=self._candidate.sha256,
+                device=self._session.device.partition(":")[0],
             )
         function: Callable[..., Any] = self._registered
         return function

@@ -47,9 +47,7 @@ def assemble(
     error: BaseException | None,
 ) -> Result:
     """The whole run as one record."""
-    cells = [
-        CellResult(cell=cell, evidence=found, verdict=judge(found, loaded.policy)) for cell, found in courses
-    ]
+    cells = [CellResult(cell=cell, evidence=found, verdict=judge(found, loaded.policy)) for cell, found in courses]
     chosen = cells[deciding([cell.verdict for cell in cells])] if cells else None
     verdict = chosen.verdict if chosen else None
     evidence = chosen.evidence if chosen else None
@@ -78,9 +76,7 @@ def assemble(
         environment=environment(loaded, evidence),
         unseen=evidence.unseen if evidence else [],
         feedback=(
-            feedback.feedback(
-                evidence, verdict, policy=loaded.policy, invocation=_invocation(loaded.request, run_id)
-            )
+            feedback.feedback(evidence, verdict, policy=loaded.policy, invocation=_invocation(loaded.request, run_id))
             if evidence and verdict and problem is None
             else None
         ),

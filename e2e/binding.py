@@ -57,7 +57,8 @@ def trainable(op: Op, kernel: Callable[..., Any], backward: str | None) -> Calla
                 found = torch.autograd.grad(output, tensors, gradients)
             return (*found, *(None for _ in ctx.scalars))
 
-    return Trained.apply
+    function: Callable[..., Any] = Trained.apply
+    return function
 
 
 def _plain(kernel: Callable[..., Any]) -> Callable[..., Any]:

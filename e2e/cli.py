@@ -73,21 +73,15 @@ def _options(
 def validate(
     context: typer.Context,
     workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help="Workload file, or a shipped name.")],
-    kernel: Annotated[
-        list[str], typer.Option(metavar="SPEC", help="The candidate: path or module:callable.")
-    ],
+    kernel: Annotated[list[str], typer.Option(metavar="SPEC", help="The candidate: path or module:callable.")],
     until: Annotated[Stage, typer.Option(help="How far to go.")] = Stage.VERDICT,
-    op: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Op to replace, if the kernel names none.")
-    ] = None,
+    op: Annotated[str | None, typer.Option(metavar="NAME", help="Op to replace, if the kernel names none.")] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a workload field.")
     ] = None,
     policy: Annotated[str | None, typer.Option(metavar="FILE", help="Policy file or built-in name.")] = None,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda[:N]", help="Where to run.")] = "auto",
-    budget: Annotated[
-        float | None, typer.Option(metavar="SECONDS", min=1.0, help="Time for each cell.")
-    ] = None,
+    budget: Annotated[float | None, typer.Option(metavar="SECONDS", min=1.0, help="Time for each cell.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of inputs and schedule.")] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where results go.")] = Path("results"),
     as_json: Annotated[bool, typer.Option("--json", help="Result on stdout, all else on stderr.")] = False,
@@ -151,9 +145,7 @@ def gate(
 @app.command()
 def report(
     run: RunArgument,
-    style: Annotated[
-        str, typer.Option("--format", metavar="text|md|json", help="How to render it.")
-    ] = "text",
+    style: Annotated[str, typer.Option("--format", metavar="text|md|json", help="How to render it.")] = "text",
 ) -> int:
     """Render a stored run."""
     from e2e.store import load
@@ -165,9 +157,7 @@ def report(
 @app.command()
 def trace(
     run: RunArgument,
-    port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Port; the first free from 6006.")
-    ] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port; the first free from 6006.")] = None,
 ) -> int:
     """Open a run's profiles in TensorBoard."""
     from e2e.store import find

@@ -55,9 +55,7 @@ def load_workload(path: str, overrides: Sequence[str] = ()) -> LoadedWorkload:
     parsed = _mapping(source.text, file, "workload")
     settings, mistakes = _settings(overrides)
     _lay_over(parsed, settings)
-    misplaced = [
-        key for key in parsed.data if key in Policy.model_fields.keys() - Workload.model_fields.keys()
-    ]
+    misplaced = [key for key in parsed.data if key in Policy.model_fields.keys() - Workload.model_fields.keys()]
     if misplaced:
         mistakes.append(f"{file}: thresholds ({', '.join(misplaced)}) belong in a policy file, see --policy")
     workload, found = _validated(Workload, parsed, str(file), settings)

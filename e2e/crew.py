@@ -19,7 +19,7 @@ from e2e.processes import Worker, WorkerFault, Zygote
 from e2e.protocols import Built
 from e2e.schema.evidence import Fault, Where
 from e2e.schema.policy import Policy
-from e2e.schema.words import ReasonCode, Stage
+from e2e.schema.words import ReasonCode, ReasonKind, Stage, kind_of
 from e2e.schema.workload import Cell
 
 _MODULES = ("torch._dynamo", "torch._inductor.compile_fx", "transformers", "safetensors.torch", "numpy")
@@ -78,13 +78,15 @@ class Crew:
         private = self.scratch / f"tmp-{number}"
         private.mkdir()
         worker = self._zygotes[clean].spawn(
-            {"clean": clean, "environment": {"TMPDIR": str(private)}}, log=self.scratch / f"worker-{number}.log"
+            {"clean": clean, "environment": {"TMPDIR": str(private)}},
+            log=self.scratch / f"worker-{number}.log",
         )
         try:
             worker.facts = worker.call("open", timeout_s=self.policy.budgets.import_s, **self._opening(clean))
         except WorkerFault as fault:
             worker.close()
             raise _ours(fault) from fault
+        worker.clean = clean
         return worker
 
     def candidate_worker(self, fqns: list[str], *, stage: Stage) -> Worker:
@@ -95,7 +97,7 @@ class Crew:
         """
         worker = self.worker(clean=False)
         self.ask(worker, "bind", stage=stage, built=self.built.model_dump(mode="json"), fqns=fqns)
-        worker.call("arena", timeout_s=self.policy.budgets.call_s)
+        self.require(worker, "arena", stage=stage)
         return worker
 
     def ask(
@@ -113,19 +115,37 @@ class Crew:
 
     def blame(self, fault: WorkerFault, *, stage: Stage, worker: Worker) -> CandidateFault:
         """The fault as the candidate's."""
-        known = fault.reason in set(ReasonCode)
-        code = ReasonCode(fault.reason) if known and fault.reason else _KINDS[fault.kind]
+        code = _accusation(fault) or _KINDS[fault.kind]
         said = worker.output(600)
         message = fault.message + (f"; it printed: {said}" if said and fault.kind != "raised" else "")
         where = Where(file=self.built.kernel.path, line=fault.line)
         worker.close()
         return CandidateFault(Fault(code=code, message=message, stage=stage, where=where))
 
-    def require(self, worker: Worker, do: str, *, timeout_s: float | None = None, **fields: Any) -> dict[str, Any]:
-        """Ask for something that involves no candidate; a fault there is the environment's or ours."""
+    def require(
+        self,
+        worker: Worker,
+        do: str,
+        *,
+        stage: Stage = Stage.CHECK,
+        timeout_s: float | None = None,
+        **fields: Any,
+    ) -> dict[str, Any]:
+        """Ask for something that runs no candidate; a fault there is the environment's or ours.
+
+        Raises:
+            CandidateFault: the candidate ended the process it shares, or a clean worker accuses it.
+        """
         try:
             return worker.call(do, timeout_s=timeout_s or self.policy.budgets.call_s, **fields)
         except WorkerFault as fault:
+            if not worker.clean and fault.kind != "raised":
+                raise self.blame(fault, stage=stage, worker=worker) from fault
+            code = _accusation(fault)
+            if worker.clean and code is not None and code is not ReasonCode.OUT_OF_MEMORY:
+                where = Where(file=self.built.kernel.path)
+                found = Fault(code=code, message=fault.message, stage=stage, where=where)
+                raise CandidateFault(found) from fault
             raise _ours(fault) from fault
 
     def remarks(self) -> list[str]:
@@ -178,6 +198,14 @@ class Crew:
         if model_type is None and config.is_file():
             model_type = json.loads(config.read_text(encoding="utf-8")).get("model_type")
         return [f"transformers.models.{model_type}.modeling_{model_type}"] if model_type else []
+
+
+def _accusation(fault: WorkerFault) -> ReasonCode | None:
+    """The reason that the worker named, if it is one that a fault can have: a conclusion is not its to draw."""
+    if fault.reason not in set(ReasonCode):
+        return None
+    code = ReasonCode(fault.reason)
+    return code if kind_of(code) in (ReasonKind.INCORRECT, ReasonKind.FAILED) else None
 
 
 def _ours(fault: WorkerFault) -> E2EError:

@@ -72,9 +72,7 @@ def diagnose() -> Diagnosis:
     """Look at everything; takes as long as one import of torch."""
     torch, device = _torch_and_device()
     checks = [
-        Check(
-            "python", "ok" if sys.version_info >= (3, 11) else "missing", platform.python_version(), "3.11+"
-        ),
+        Check("python", "ok" if sys.version_info >= (3, 11) else "missing", platform.python_version(), "3.11+"),
         torch,
         _package("transformers", "pip install transformers"),
         device,
@@ -138,9 +136,7 @@ def _torch_and_device() -> tuple[Check, Check]:
     said = _ask([sys.executable, "-P", "-c", _PROBE], seconds=_PROBE_S)
     line = next((line for line in said.lines if line.startswith("e2e:")), None)
     if line is None:
-        return Check(
-            "torch", "missing", f"{version} does not start: {said.problem}", "reinstall torch"
-        ), unknown
+        return Check("torch", "missing", f"{version} does not start: {said.problem}", "reinstall torch"), unknown
     seen = json.loads(line.removeprefix("e2e:"))
     return Check("torch", "ok", f"{seen['version']} ({_build_of(seen)})"), _device(seen)
 
@@ -152,9 +148,7 @@ def _build_of(seen: Mapping[str, Any]) -> str:
 def _device(seen: Mapping[str, Any]) -> Check:
     if seen["available"]:
         return Check("CUDA device", "ok", f"{', '.join(seen['names'])} (capability {seen['capability']})")
-    remedy = (
-        "check `nvidia-smi` and CUDA_VISIBLE_DEVICES" if seen["cuda"] else "install a CUDA build of torch"
-    )
+    remedy = "check `nvidia-smi` and CUDA_VISIBLE_DEVICES" if seen["cuda"] else "install a CUDA build of torch"
     return Check("CUDA device", "missing", f"torch sees none; it is {_build_of(seen)}", remedy)
 
 
@@ -163,9 +157,7 @@ def _driver() -> Check:
         return Check("NVIDIA driver", "missing", "no nvidia-smi", "only for .cu and Triton kernels")
     said = _ask(["nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader"])
     if said.problem or not said.lines:
-        return Check(
-            "NVIDIA driver", "cannot see", said.problem or "nvidia-smi said nothing", "see nvidia-smi"
-        )
+        return Check("NVIDIA driver", "cannot see", said.problem or "nvidia-smi said nothing", "see nvidia-smi")
     return Check("NVIDIA driver", "ok", "; ".join(said.lines))
 
 
@@ -211,9 +203,7 @@ def _namespace() -> Check:
         prefix = []
     if prefix:
         return Check("PID namespace", "ok", "no process outlives a run")
-    return Check(
-        "PID namespace", "missing", "unshare is refused or absent", "runs work; a process could escape"
-    )
+    return Check("PID namespace", "missing", "unshare is refused or absent", "runs work; a process could escape")
 
 
 def _sandbox() -> Check:
@@ -246,9 +236,7 @@ def _disk() -> Check:
     except (EnvironmentFault, OSError) as error:
         return Check("cache folder", "cannot see", str(error), "set E2E_CACHE_DIR")
     status: Status = "ok" if free >= _LITTLE_BYTES and os.access(existing, os.W_OK) else "missing"
-    return Check(
-        "cache folder", status, f"{folder}, {size(free)} free", "set E2E_CACHE_DIR to a roomy folder"
-    )
+    return Check("cache folder", status, f"{folder}, {size(free)} free", "set E2E_CACHE_DIR to a roomy folder")
 
 
 def _hub() -> Check:
@@ -260,9 +248,7 @@ def _hub() -> Check:
     port = "80" if address.scheme == "http" else "443"
     said = _ask([sys.executable, "-P", "-c", _CONNECT, host, port], seconds=_NETWORK_S)
     if said.problem:
-        return Check(
-            "model hub", "missing", f"{host}: {said.problem}", "local models and the cache still work"
-        )
+        return Check("model hub", "missing", f"{host}: {said.problem}", "local models and the cache still work")
     return Check("model hub", "ok", host)
 
 
@@ -275,9 +261,7 @@ class _Said:
 def _ask(argv: list[str], *, seconds: float = _COMMAND_S) -> _Said:
     """A program's output; a problem in words when it fails, hangs or cannot start."""
     try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, errors="replace", timeout=seconds, check=False
-        )
+        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
         return _Said([], f"no answer in {seconds:.0f} s")
     except OSError as error:

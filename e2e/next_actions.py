@@ -262,9 +262,7 @@ def _workers_to_decide(case: _Case) -> int | None:
     speedup = row.speedup
     half = math.log(speedup.upper_bound / speedup.lower_bound) / 2
     distance = abs(math.log(speedup.point_estimate) - math.log1p(case.policy.margin))
-    return stats.workers_for(
-        distance, half_width=half, workers=speedup.look or 0, level=speedup.confidence_level
-    )
+    return stats.workers_for(distance, half_width=half, workers=speedup.look or 0, level=speedup.confidence_level)
 
 
 def _worker_seconds(evidence: Evidence) -> Seconds | None:

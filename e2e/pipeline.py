@@ -65,7 +65,11 @@ def validate(request: Request, progress: Progress) -> Result:
         error = caught
         courses += [(caught.cell, caught.evidence)] if isinstance(caught, Interrupted) else []
     result = assembly.assemble(
-        loaded, courses, run_id=run.run_id, seconds=time.monotonic() - started, error=error,
+        loaded,
+        courses,
+        run_id=run.run_id,
+        seconds=time.monotonic() - started,
+        error=error,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     for index, (_, evidence) in enumerate(courses):
@@ -188,7 +192,13 @@ def _is_final(course: Course) -> bool:
 
 
 def _course(
-    loaded: Loaded, built: Built, cell: Cell, run: store.Run, progress: Progress, evidence: Evidence, scratch: Path
+    loaded: Loaded,
+    built: Built,
+    cell: Cell,
+    run: store.Run,
+    progress: Progress,
+    evidence: Evidence,
+    scratch: Path,
 ) -> Course:
     crew = Crew(
         workload=loaded.workload,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -56,7 +57,7 @@ class Zygote:
                 stdout=stream,
                 stderr=stream,
                 start_new_session=True,
-                preexec_fn=die_with_parent,  # noqa: PLW1509 - one ctypes call, and the parent has one thread
+                preexec_fn=die_with_parent,
             )
         self._ready: dict[str, Any] | None = None
         self.threads: list[str] = []
@@ -89,8 +90,12 @@ class Zygote:
         ours, theirs = socket.socketpair()
         with log.open("ab") as stream, theirs:
             fds = [theirs.fileno(), stream.fileno(), stream.fileno()]
-            socket.send_fds(self._control, [json.dumps({"do": "spawn", **request}).encode()], fds)
-            pid = int(self._receive(30.0)["pid"])
+            try:
+                socket.send_fds(self._control, [json.dumps({"do": "spawn", **request}).encode()], fds)
+                pid = int(self._receive(30.0)["pid"])
+            except (OSError, ChannelClosed) as error:
+                ours.close()
+                raise E2EError("the process from which workers are forked has ended or does not answer") from error
         return Worker(self, pid, Channel(ours), log)
 
     def kill(self, pid: int) -> int | None:
@@ -104,11 +109,8 @@ class Zygote:
     def close(self) -> None:
         """End it and everything it forked."""
         self._control.close()
-        for end in (signal.SIGKILL,):
-            try:
-                os.killpg(self._process.pid, end)
-            except ProcessLookupError:
-                pass
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def _ask(self, request: Mapping[str, Any]) -> int | None:
@@ -121,7 +123,10 @@ class Zygote:
 
     def _receive(self, timeout_s: float) -> dict[str, Any]:
         self._control.settimeout(timeout_s)
-        data = self._control.recv(65536)
+        try:
+            data = self._control.recv(65536)
+        except ConnectionResetError:
+            data = b""
         self._control.settimeout(None)
         if not data:
             raise ChannelClosed("the zygote ended")
@@ -138,6 +143,8 @@ class Worker:
         self.pid = pid
         self.log = log
         self.alive = True
+        self.clean = True
+        """Whether it never loads a candidate."""
         self._asked: deque[str] = deque()
         """Numbers of requests without an answer, drawn at random: a message of the candidate's own has none."""
         self.facts: dict[str, Any] = {}
@@ -235,7 +242,12 @@ class Worker:
 
     def output(self, limit: int = 2000) -> str:
         """The end of what it printed."""
-        return self.log.read_text(errors="replace")[-limit:].strip() if self.log.exists() else ""
+        try:
+            with self.log.open("rb") as file:  # a candidate may have printed gigabytes
+                file.seek(max(0, self.log.stat().st_size - 4 * limit))
+                return file.read(4 * limit).decode("utf-8", "replace")[-limit:].strip()
+        except OSError:
+            return ""
 
     def __enter__(self) -> Self:
         return self

@@ -240,9 +240,7 @@ def minimum_detectable(estimates: Sequence[float], *, level: float, power: float
     return math.expm1((t_quantile((1 + level) / 2, df) + t_quantile(power, df)) * error)
 
 
-def workers_for(
-    target: float, *, half_width: float, workers: int, level: float, most: int = 200
-) -> int | None:
+def workers_for(target: float, *, half_width: float, workers: int, level: float, most: int = 200) -> int | None:
     """Workers with which a half width of `half_width` from `workers` shrinks to `target`; None beyond `most`.
 
     Units:

@@ -63,9 +63,7 @@ def _op_checks(checks: list[OpCheck], numerics: NumericsVerdict, policy: Policy 
     yield "op drift", text
     wrong = [check for check in checks if check.status in ("wrong", "raised")]
     for check in wrong[:_WRONG_SHOWN]:
-        text = (
-            f"{check.site}, {check.label}, {check.shape} {check.dtype}: error {small(check.error_candidate)}"
-        )
+        text = f"{check.site}, {check.label}, {check.shape} {check.dtype}: error {small(check.error_candidate)}"
         text += f", baseline {small(check.error_baseline)}, allowed {small(check.allowed)}"
         yield check.status, f"{text}{check.message and f'; {check.message}'}"
     if len(wrong) > _WRONG_SHOWN:

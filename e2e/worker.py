@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from e2e.errors import CandidateError, E2EError
+from e2e.errors import E2EError
 from e2e.integrity.channel import Channel, ChannelClosed
 from e2e.integrity.isolation import limit_address_space
 
@@ -49,7 +49,7 @@ def _answer(worker: Handlers, message: dict[str, Any]) -> dict[str, Any]:
         return {"fault": {"message": error.message, "code": error.code, "line": getattr(error, "line", None)}}
     except MemoryError:
         return {"fault": {"message": "host memory ran out", "code": "out_of_memory"}}
-    except Exception as error:  # worker edge: a candidate may raise anything, and the parent decides whose fault it is
+    except Exception as error:  # noqa: BLE001  worker edge: a candidate may raise anything; the parent judges
         return {"fault": {"message": _describe(error), "code": _code(error), "line": None}}
 
 
@@ -77,8 +77,16 @@ class Handlers:
         """Number of the request being answered."""
 
     def do_open(
-        self, *, workload: dict[str, Any], cell: dict[str, Any], op: str, root: str, device: str, seed: int,
-        threads: int, extra_bytes: int | None,
+        self,
+        *,
+        workload: dict[str, Any],
+        cell: dict[str, Any],
+        op: str,
+        root: str,
+        device: str,
+        seed: int,
+        threads: int,
+        extra_bytes: int | None,
     ) -> dict[str, Any]:
         """Build the session and find the op's sites."""
         import torch
@@ -102,8 +110,14 @@ class Handlers:
             limit_address_space(extra_bytes)
         name = "CPU" if device == "cpu" else torch.cuda.get_device_name(device)
         memory = None if device == "cpu" else torch.cuda.get_device_properties(device).total_memory
-        return {"facts": self.session.facts, "sites": len(self.sites), "device": name, "memory": memory,
-                "alternatives": list(self.op.alternatives), "versions": _versions()}
+        return {
+            "facts": self.session.facts,
+            "sites": len(self.sites),
+            "device": name,
+            "memory": memory,
+            "alternatives": list(self.op.alternatives),
+            "versions": _versions(),
+        }
 
     # clean side
 
@@ -167,8 +181,12 @@ class Handlers:
         from e2e.numerics.exercise import run_calls
 
         remarks = run_calls(
-            self.op, self.kernel, inputs=Path(inputs), outputs=Path(outputs),
-            constraints=self.manifest.constraints, device=self.device,
+            self.op,
+            self.kernel,
+            inputs=Path(inputs),
+            outputs=Path(outputs),
+            constraints=self.manifest.constraints,
+            device=self.device,
         )
         return {"remarks": remarks}
 
@@ -193,8 +211,14 @@ class Handlers:
         kernel = self.kernel if candidate else None
         native = candidate and self.manifest.binding == "python" and self.manifest.backward is None
         return gradients(
-            self.session, self.op, self.patched if candidate else [], kernel, native=native, seed=self.seed,
-            backward=self.manifest.backward if candidate else None, path=Path(path),
+            self.session,
+            self.op,
+            self.patched if candidate else [],
+            kernel,
+            native=native,
+            seed=self.seed,
+            backward=self.manifest.backward if candidate else None,
+            path=Path(path),
         )
 
     def do_isolated(self, *, inputs: str, seconds: float, alternative: str | None) -> dict[str, Any]:

@@ -75,9 +75,7 @@ def parse(text: str, *, file: str, first_line: int = 1) -> Parsed:
     return Parsed(data, reader.lines)
 
 
-def explain(
-    error: ValidationError, lines: Mapping[Path, int], file: str, model: type[BaseModel]
-) -> list[str]:
+def explain(error: ValidationError, lines: Mapping[Path, int], file: str, model: type[BaseModel]) -> list[str]:
     """`file:line: field: message; did you mean 'x'?` for every mistake in `error`, in file order."""
     items = error.errors(include_url=False)
     paths = [_data_path(item["loc"], lines, missing=item["type"] == "missing") for item in items]

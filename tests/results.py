@@ -110,9 +110,7 @@ def _phase(phase: Literal["ceiling", "verdict"], workers: int, names: list[str])
             position=position,
             arm=arm,
             steps=4,
-            seconds=4
-            * STEPS_S[arm]
-            * (1 + 0.0005 * ((worker * 7 + block * 3 + position * position) % 5 - 2)),
+            seconds=4 * STEPS_S[arm] * (1 + 0.0005 * ((worker * 7 + block * 3 + position * position) % 5 - 2)),
             seed=1000 * worker + block,
         )
         for worker in range(workers)
@@ -166,9 +164,7 @@ def op_checks() -> list[OpCheck]:
 
 
 def engagement() -> Engagement:
-    site = SiteRecord(
-        fqn="model.norm", owner="LlamaRMSNorm", status="patched", dims={"hidden": 2048}, calls=1
-    )
+    site = SiteRecord(fqn="model.norm", owner="LlamaRMSNorm", status="patched", dims={"hidden": 2048}, calls=1)
     return Engagement(
         sites_found=33,
         sites_patched=33,
@@ -216,21 +212,13 @@ def evidence(**changes: Any) -> Evidence:
         segments=segments(),
         workers_finished=5,
         memory=[MemoryRecord(arm=arm, peak_allocated_bytes=5_620_000_000) for arm in STEPS_S],
-        audit=Audit(
-            steps_timed=640, steps_committed=640, steps_audited=32, mismatches=[], baseline_repeats=True
-        ),
+        audit=Audit(steps_timed=640, steps_committed=640, steps_audited=32, mismatches=[], baseline_repeats=True),
         kernel_times=[
             KernelTime(name="rms_norm_kernel<bf16>", calls=33, baseline_s=None, candidate_s=1.287e-3),
-            KernelTime(
-                name="vectorized_layer_norm_kernel<bf16>", calls=33, baseline_s=1.337e-3, candidate_s=None
-            ),
+            KernelTime(name="vectorized_layer_norm_kernel<bf16>", calls=33, baseline_s=1.337e-3, candidate_s=None),
             KernelTime(name="nvjet_tst_128x256", calls=113, baseline_s=5.9e-2, candidate_s=5.9e-2),
         ],
-        traces=[
-            TraceRecord(
-                arm="candidate:eager", path="traces/candidate.json", events=9, device_events=3, steps=2
-            )
-        ],
+        traces=[TraceRecord(arm="candidate:eager", path="traces/candidate.json", events=9, device_events=3, steps=2)],
         unseen=["page cache state"],
         random_weights=True,
     )
@@ -337,9 +325,7 @@ def result(cells: list[CellResult] | None = None, **changes: Any) -> Result:
             left_to_win=1.028,
             lost_to=["F.rms_norm"],
             next_actions=[
-                NextAction(
-                    kind="adopt_alternative", why="take PyTorch's own path instead: F.rms_norm is as fast"
-                ),
+                NextAction(kind="adopt_alternative", why="take PyTorch's own path instead: F.rms_norm is as fast"),
                 NextAction(
                     kind="profile",
                     why="see where the step's time goes",
@@ -392,9 +378,7 @@ def incorrect() -> Result:
                 where=Where(file="kernels/rmsnorm.cu", line=12, site="model.layers.0.input_layernorm"),
             )
         ],
-        memory=MemoryVerdict(
-            outcome=None, baseline_bytes=None, candidate_bytes=None, measure="peak allocated"
-        ),
+        memory=MemoryVerdict(outcome=None, baseline_bytes=None, candidate_bytes=None, measure="peak allocated"),
         numerics=NumericsVerdict(
             outcome=Outcome.INCORRECT,
             op_checks=1,

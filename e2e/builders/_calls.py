@@ -28,9 +28,7 @@ def require_device(kernel: Kernel, target: BuildTarget) -> None:
             "`e2e doctor` says what works here"
         )
     if device == "cpu" and target.device != "cpu":
-        raise UsageError(
-            f"{kernel.spec} runs on the CPU, and this run is on CUDA; pass --device cpu or a CUDA kernel"
-        )
+        raise UsageError(f"{kernel.spec} runs on the CPU, and this run is on CUDA; pass --device cpu or a CUDA kernel")
 
 
 def entry_for(built: Built, dtype: str) -> str:
@@ -46,9 +44,7 @@ def entry_for(built: Built, dtype: str) -> str:
         if known == dtype:
             return name
     stated = ", ".join(entry)
-    raise CandidateError(
-        f"{built.kernel.spec} has no entry for {dtype}, only for {stated}", code="dtype_not_supported"
-    )
+    raise CandidateError(f"{built.kernel.spec} has no entry for {dtype}, only for {stated}", code="dtype_not_supported")
 
 
 def arguments(built: Built, op: Op) -> list[str] | None:

@@ -24,9 +24,7 @@ _LOG_BYTES = 200_000
 _FILE_BYTES = 1 * _GIB
 
 # The shell sets limits for the compiler alone; a limit that this system does not know is left out.
-_LIMITED = (
-    'ulimit -v "$1" 2>/dev/null; ulimit -f "$2" 2>/dev/null; ulimit -t "$3" 2>/dev/null; shift 3; exec "$@"'
-)
+_LIMITED = 'ulimit -v "$1" 2>/dev/null; ulimit -f "$2" 2>/dev/null; ulimit -t "$3" 2>/dev/null; shift 3; exec "$@"'
 _SOURCE_ERRORS = (
     re.compile(r"^(?P<file>[^\s:][^:\n]*):(?P<line>\d+):(?:\d+:)? (?:fatal )?error: (?P<text>.+)$"),
     re.compile(r"^(?P<file>[^\n]+?)\((?P<line>\d+)\): (?:catastrophic )?error(?: #[\w-]+)?: (?P<text>.+)$"),
@@ -35,9 +33,7 @@ _OTHER_ERRORS = (
     re.compile(r"^(?:.*: )?(?P<text>undefined reference to .+)$"),
     re.compile(r"^ptxas .*?(?:error|fatal)\s*: (?P<text>.+)$"),
     re.compile(r"^nvcc (?:error|fatal)\s*: (?P<text>.+)$"),
-    re.compile(
-        r"^\S*(?:\+\+|gcc|cc1plus|clang\S*|collect2|nvlink|ld)(?:: | )(?:fatal )?error: (?P<text>.+)$"
-    ),
+    re.compile(r"^\S*(?:\+\+|gcc|cc1plus|clang\S*|collect2|nvlink|ld)(?:: | )(?:fatal )?error: (?P<text>.+)$"),
     re.compile(r"^\S*ld: (?P<text>cannot find .+)$"),
     re.compile(r"^(?:cc1plus: )?(?P<text>(?:out of memory|virtual memory exhausted).*)$"),
 )
@@ -113,9 +109,7 @@ def raise_timeout(kernel: Kernel, timeout_s: float) -> NoReturn:
     Raises:
         CandidateError: `timed_out`.
     """
-    raise CandidateError(
-        f"{kernel.spec}: the compiler did not finish within {timeout_s:g} s", code="timed_out"
-    )
+    raise CandidateError(f"{kernel.spec}: the compiler did not finish within {timeout_s:g} s", code="timed_out")
 
 
 def raise_failure(kernel: Kernel, log: str, kept_at: Path) -> NoReturn:
@@ -127,9 +121,7 @@ def raise_failure(kernel: Kernel, log: str, kept_at: Path) -> NoReturn:
     """
     for sign, remedy in _OF_THE_MACHINE.items():
         if sign in log:
-            raise EnvironmentFault(
-                f"{kernel.spec} cannot be built here: {remedy} (see `e2e doctor`; log: {kept_at})"
-            )
+            raise EnvironmentFault(f"{kernel.spec} cannot be built here: {remedy} (see `e2e doctor`; log: {kept_at})")
     source = kernel.path or kernel.spec
     failure = first_error(log)
     line = failure.line if failure.file == source else _line_in(log, source)
@@ -183,9 +175,7 @@ def _demangled(rows: list[str]) -> list[str]:
     if tool is None or not any(row.startswith("_Z") for row in rows):
         return rows
     try:
-        ran = subprocess.run(
-            [tool, "-p"], input="\n".join(rows), capture_output=True, text=True, timeout=5, check=True
-        )
+        ran = subprocess.run([tool, "-p"], input="\n".join(rows), capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return rows
     return ran.stdout.splitlines()

@@ -101,9 +101,7 @@ def tvm_ffi() -> TvmFfi:
     """
     spec = importlib.util.find_spec("tvm_ffi")
     if spec is None or spec.origin is None:
-        raise EnvironmentFault(
-            f"the package apache-tvm-ffi is missing: pip install apache-tvm-ffi, {_DOCTOR}"
-        )
+        raise EnvironmentFault(f"the package apache-tvm-ffi is missing: pip install apache-tvm-ffi, {_DOCTOR}")
     root = Path(spec.origin).parent
     return TvmFfi(root / "include", root / "lib", importlib.metadata.version("apache-tvm-ffi"))
 

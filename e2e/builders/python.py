@@ -54,12 +54,8 @@ class PythonBuilder:
         try:
             function = functools.reduce(getattr, entry.split("."), module)
         except AttributeError as error:
-            offered = ", ".join(
-                name for name, item in vars(module).items() if _is_offered(module, name, item)
-            )
-            raise bind_failed(
-                built, f"entry: {entry!r} is not in it; it has: {offered or 'nothing'}"
-            ) from error
+            offered = ", ".join(name for name, item in vars(module).items() if _is_offered(module, name, item))
+            raise bind_failed(built, f"entry: {entry!r} is not in it; it has: {offered or 'nothing'}") from error
         if not callable(function):
             raise bind_failed(built, f"entry: {entry!r} is a {type(function).__name__}, not a function")
         return _ordered(function, op, built)
@@ -74,9 +70,7 @@ def _parse(kernel: Kernel, path: Path) -> None:
         where = f"{kernel.spec}:{error.lineno}" if error.lineno else kernel.spec
         raise CandidateError(f"{where}: {error.msg}", code="build_failed", line=error.lineno) from error
     except (ValueError, RecursionError, MemoryError) as error:
-        raise CandidateError(
-            f"{kernel.spec}: Python cannot parse this source", code="build_failed"
-        ) from error
+        raise CandidateError(f"{kernel.spec}: Python cannot parse this source", code="build_failed") from error
 
 
 def _module(built: Built) -> ModuleType:
@@ -106,9 +100,7 @@ def _module(built: Built) -> ModuleType:
         raise
     except Exception as error:
         line = _line_in(error, kernel.path)
-        raise bind_failed(
-            built, f"it cannot be imported: {type(error).__name__}: {error}", line=line
-        ) from error
+        raise bind_failed(built, f"it cannot be imported: {type(error).__name__}: {error}", line=line) from error
 
 
 def _line_in(error: Exception, path: str | None) -> int | None:
@@ -120,9 +112,7 @@ def _line_in(error: Exception, path: str | None) -> int | None:
 
 
 def _is_offered(module: ModuleType, name: str, item: Any) -> bool:
-    return (
-        callable(item) and not name.startswith("_") and getattr(item, "__module__", None) == module.__name__
-    )
+    return callable(item) and not name.startswith("_") and getattr(item, "__module__", None) == module.__name__
 
 
 def _ordered(function: Callable[..., Any], op: Op, built: Built) -> Callable[..., Any]:

@@ -46,9 +46,7 @@ class RawBuilder:
         nvcc = nvcc_command(kernel, target)
         source = str(Path(kernel.path or "").absolute())
         argv = [*nvcc.argv, "-cubin", *DEPENDENCY_FLAGS, "-o", OUT, source]
-        recipe = Recipe(
-            kernel, "raw", tuple(argv), "kernel.cubin", (nvcc.compiler.identity,), versioned=nvcc.headers
-        )
+        recipe = Recipe(kernel, "raw", tuple(argv), "kernel.cubin", (nvcc.compiler.identity,), versioned=nvcc.headers)
         return build_once(recipe, target)
 
     def bind(self, built: Built, op: Op, dtype: str) -> Callable[..., Any]:

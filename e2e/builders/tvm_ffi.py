@@ -65,9 +65,7 @@ class TvmFfiBuilder:
             reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
             raise bind_failed(built, f"the built library does not load: {reason}") from error
         if names is None:
-            return (
-                _direct(function, op.allocate) if output_count(op) == 1 else _several(function, op.allocate)
-            )
+            return _direct(function, op.allocate) if output_count(op) == 1 else _several(function, op.allocate)
         return _reordered(function, op, built, names)
 
 

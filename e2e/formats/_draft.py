@@ -82,14 +82,10 @@ class Draft:
             self.data["op"] = asked or same_name(self.path.stem, registry.names("ops"))
             if self.data["op"] is None:
                 known = ", ".join(registry.names("ops"))
-                self._mistake(
-                    "op", f"not stated, and the file's name is no op; pass --op NAME (known: {known})"
-                )
+                self._mistake("op", f"not stated, and the file's name is no op; pass --op NAME (known: {known})")
         elif isinstance(stated, str):
             if asked not in (None, stated):
-                self._mistake(
-                    "op", f"the file says {printable(stated)!r} and --op says {printable(str(asked))!r}"
-                )
+                self._mistake("op", f"the file says {printable(stated)!r} and --op says {printable(str(asked))!r}")
             try:
                 check_op(stated)
             except UsageError as error:

@@ -97,9 +97,7 @@ def _find_block(text: str, mark: str, spec: str) -> Block | None:
         return None
     first, shown = openings[0], shown_spec(spec)
     if len(openings) > 1:
-        raise UsageError(
-            f"{shown}:{openings[1] + 1}: a second e2e block (first on line {first + 1}); keep one"
-        )
+        raise UsageError(f"{shown}:{openings[1] + 1}: a second e2e block (first on line {first + 1}); keep one")
     if rows[first].rstrip() != f"{mark} /// e2e":
         raise UsageError(
             f"{shown}:{first + 1}: an e2e block opens with exactly `{mark} /// e2e`, "

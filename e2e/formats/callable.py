@@ -14,9 +14,7 @@ from e2e.errors import UsageError
 from e2e.formats._names import SUFFIXES
 from e2e.schema.kernel import Kernel, Manifest
 
-_SPEC = re.compile(
-    r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)", re.ASCII
-)
+_SPEC = re.compile(r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)", re.ASCII)
 
 
 class CallableFormat:

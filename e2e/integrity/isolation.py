@@ -14,7 +14,8 @@ from collections.abc import Mapping
 
 _PR_SET_PDEATHSIG = 1
 _SECRET = re.compile(
-    r"TOKEN(?!IZER)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|AUTH(?!OR)|API_?KEY|(ACCESS|PRIVATE)_?KEY|_KEY$", re.I
+    r"TOKEN(?!IZER)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|AUTH(?!OR)|API_?KEY|(ACCESS|PRIVATE)_?KEY|_KEY$",
+    re.I,
 )
 PROBE_S = 20.0
 """A namespace is made in milliseconds, a driver answers in seconds; what takes longer is held back by something."""

@@ -41,9 +41,7 @@ class Watch:
         try:
             self._clocks.append(pynvml.nvmlDeviceGetClockInfo(self._handle, pynvml.NVML_CLOCK_SM) * 1e6)
             self._power.append(pynvml.nvmlDeviceGetPowerUsage(self._handle) / 1e3)
-            self._temperature.append(
-                float(pynvml.nvmlDeviceGetTemperature(self._handle, pynvml.NVML_TEMPERATURE_GPU))
-            )
+            self._temperature.append(float(pynvml.nvmlDeviceGetTemperature(self._handle, pynvml.NVML_TEMPERATURE_GPU)))
             self._reasons |= _throttle_names(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
         except pynvml.NVMLError:
             self._handle = None
@@ -122,8 +120,13 @@ def _nvml_handle(device: str) -> Any:
         return None
 
 
-_THROTTLE = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal",
-             0x80: "power brake"}
+_THROTTLE = {
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x20: "software thermal",
+    0x40: "hardware thermal",
+    0x80: "power brake",
+}
 """NVML clocks-event-reason bits; the power cap alone is normal under heavy matrix work."""
 
 

@@ -47,9 +47,7 @@ def steps_for(step_s: Seconds, *, segment_s: Seconds, min_steps: int) -> int:
     return max(min_steps, min(MAX_STEPS, math.ceil(segment_s / max(step_s, 1e-9))))
 
 
-def block(
-    arms: Mapping[str, int], *, settle: int, rng: random.Random, seeds: SeedSource
-) -> list[Turn]:
+def block(arms: Mapping[str, int], *, settle: int, rng: random.Random, seeds: SeedSource) -> list[Turn]:
     """A random order of all arms, followed by its mirror: each arm twice, drift cancels in every contrast.
 
     In each half all arms get the same input values, so that inputs cancel too; no arm sees one twice.
@@ -61,7 +59,7 @@ def block(
     rng.shuffle(order)
     longest = max(arms.values()) + settle
     halves = [seeds.take(longest), seeds.take(longest)]
-    turns = []
+    turns: list[Turn] = []
     for half, names in enumerate((order, order[::-1])):
         for name in names:
             turns.append(Turn(name, len(turns), arms[name], settle, halves[half]))

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -75,12 +74,14 @@ def select(calls: Sequence[Captured], budget_bytes: int) -> list[Captured]:
     """Calls whose storages fit the budget: first, last, then the middle outwards, every distinct form first."""
     order = sorted(range(len(calls)), key=lambda place: (_rank(place, len(calls)), place))
     seen: set[tuple[Any, ...]] = set()
-    first, rest = [], []
+    first: list[Captured] = []
+    rest: list[Captured] = []
     for place in order:
         form = tuple((tuple(t.shape), t.stride(), t.dtype) for t in calls[place].call.tensors)
         (rest if form in seen else first).append(calls[place])
         seen.add(form)
-    kept, used = [], 0
+    kept: list[Captured] = []
+    used = 0
     for item in [*first, *rest]:
         size = sum(t.untyped_storage().nbytes() for t in item.call.tensors)
         if not kept or used + size <= budget_bytes:

@@ -41,7 +41,7 @@ def floor_of(dtype: torch.dtype) -> float:
 
     Source: rounding to nearest errs by at most eps / 2 and by eps / 4 on average.
     """
-    return torch.finfo(dtype).eps / 4
+    return float(torch.finfo(dtype).eps) / 4
 
 
 def judge_op(

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from e2e.errors import UsageError
+from e2e.errors import CandidateError, UsageError
 from e2e.numerics.captures import Captured, clone_call, save_calls, select
 from e2e.numerics.compare import distance_of, error_of, floor_of, judge_op
 from e2e.patch import Patch, observed, sites_in
@@ -82,7 +83,9 @@ class Examiner:
         allowed = CONFORMANCE_EPSILONS * torch.finfo(output.dtype).eps
         if error <= allowed:
             return None
-        return f"its own forward is not {self._op.name}: relative difference {error:.1e}, rounding explains {allowed:.1e}"
+        return (
+            f"its own forward is not {self._op.name}: relative difference {error:.1e}, rounding explains {allowed:.1e}"
+        )
 
     def _exact(self, call: OpCall) -> Tensor:
         result: Tensor = self._op.reference(*(tensor.double() for tensor in call.tensors), *call.scalars)
@@ -99,7 +102,7 @@ class Examiner:
 
     def compare_ops(self, *, outputs: Path, ratio: float) -> list[dict[str, Any]]:
         """The candidate's outputs, read from a file it wrote, against reference and baseline."""
-        results = load_file(outputs, device=self._session.device)
+        results = read_outputs(outputs, self._session.device)
         rows = []
         for place, item in enumerate(self._calls):
             row = self._row(item)
@@ -165,7 +168,7 @@ class Examiner:
         """The candidate's logits against the reference, beside the baseline's own distance."""
         assert self._logits is not None
         reference, baseline = self._logits
-        value = load_file(path, device=self._session.device)["logits"]
+        value = read_outputs(path, self._session.device, "logits")["logits"]
         own = distance_of(baseline, reference)
         allowed = ratio * own.error + floor_of(baseline.dtype)
         row: dict[str, Any] = {
@@ -215,13 +218,18 @@ class Examiner:
         """
         assert self._steps is not None
         reference, baseline = self._steps
-        value = load_file(path, device=self._session.device)["logits"]
+        value = read_outputs(path, self._session.device, "logits")["logits"]
         own = error_of(baseline, reference)
         allowed = MODE_RATIO * (own.total + floor_of(baseline.dtype))
         if value.shape != baseline.shape or value.dtype != baseline.dtype or not bool(torch.isfinite(value).all()):
             return {"passed": False, "error": None, "baseline": own.total, "allowed": allowed}
         found = error_of(value, reference)
-        return {"passed": found.total <= allowed, "error": found.total, "baseline": own.total, "allowed": allowed}
+        return {
+            "passed": found.total <= allowed,
+            "error": found.total,
+            "baseline": own.total,
+            "allowed": allowed,
+        }
 
     def _need_finite(self, baseline: Tensor) -> None:
         if not bool(torch.isfinite(baseline).all()):
@@ -242,6 +250,22 @@ def _form(tensor: Tensor) -> str:
     return f"{' x '.join(map(str, tensor.shape))} {str(tensor.dtype).removeprefix('torch.')}"
 
 
+def read_outputs(path: Path, device: str, *names: str) -> dict[str, Tensor]:
+    """What the candidate's process says its outputs are.
+
+    Raises:
+        CandidateError: `tampered`: it is not what that process was asked to write.
+    """
+    try:
+        found: dict[str, Any] = load_file(path, device=device)
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise CandidateError(f"the candidate's outputs cannot be read: {error}", code="tampered") from error
+    for name in names:
+        if name not in found:
+            raise CandidateError(f"the candidate's outputs have no {name!r}", code="tampered")
+    return found
+
+
 def _load_state(module: nn.Module, own: OpCall, call: OpCall) -> None:
     """Give the module the call's weights instead of its own."""
     for mine, wanted in zip(own.tensors[1:], call.tensors[1:], strict=True):
@@ -249,7 +273,13 @@ def _load_state(module: nn.Module, own: OpCall, call: OpCall) -> None:
 
 
 def _wrong(code: ReasonCode) -> dict[str, Any]:
-    return {"error_candidate": None, "kl_candidate": None, "top1_candidate": None, "status": "wrong", "code": code}
+    return {
+        "error_candidate": None,
+        "kl_candidate": None,
+        "top1_candidate": None,
+        "status": "wrong",
+        "code": code,
+    }
 
 
 def _flat(logits: Tensor) -> Tensor:

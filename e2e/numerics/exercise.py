@@ -19,7 +19,6 @@ from e2e.numerics.constraints import declined_by
 from e2e.patch import Patch, copy_sharing_weights, sites_in
 from e2e.protocols import Op, Site
 
-
 LOUD = (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError, AssertionError)
 """How kernels refuse an input; anything else ends the worker's request."""
 
@@ -143,8 +142,15 @@ def model_logits(
 
 
 def gradients(
-    session: Any, op: Op, sites: list[Site], kernel: Callable[..., Any] | None, *, backward: str | None, seed: int,
-    native: bool, path: Path,
+    session: Any,
+    op: Op,
+    sites: list[Site],
+    kernel: Callable[..., Any] | None,
+    *,
+    backward: str | None,
+    seed: int,
+    native: bool,
+    path: Path,
 ) -> dict[str, Any]:
     """One training step's loss and gradients, saved by parameter name; `kernel=None` is the baseline.
 
@@ -167,7 +173,11 @@ def gradients(
         raise
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     save_file({name: gradient.contiguous() for name, gradient in found.items()}, path)
-    return {"loss": float(loss.detach()), "with_gradient": sorted(found), "parameters": len(list(model.parameters()))}
+    return {
+        "loss": float(loss.detach()),
+        "with_gradient": sorted(found),
+        "parameters": len(list(model.parameters())),
+    }
 
 
 def isolated(

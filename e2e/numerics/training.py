@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from e2e.errors import UsageError
 from e2e.numerics.compare import error_of, floor_of
+from e2e.numerics.examine import read_outputs
 from e2e.patch import Patch, sites_in
 from e2e.protocols import Op, Site
 from e2e.schema.words import ReasonCode
@@ -26,7 +27,7 @@ def compare(
     Patch(op, [site for site in sites_in(model, sites) if site.incompatible is None], lambda site: op.reference)
     session.loss(model, session.batch(seed)).backward()
     exact = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    own, theirs = load_file(baseline, device=session.device), load_file(candidate, device=session.device)
+    own, theirs = load_file(baseline, device=session.device), read_outputs(candidate, session.device)
     missing = sorted(set(own) - set(theirs))
     worst: tuple[float, str, float | None, float] | None = None
     code: ReasonCode | None = None

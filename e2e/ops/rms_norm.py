@@ -93,7 +93,7 @@ class RmsNorm:
 
     def edge_calls(self, call: OpCall, seed: int) -> Iterable[tuple[str, OpCall]]:
         """Hard inputs at the call's width: values that hide bugs at other scales, layouts, and few rows."""
-        x, weight = call.tensors
+        x = call.tensors[0]
         (eps,) = call.scalars
         generator = torch.Generator().manual_seed(seed)
         hidden = x.shape[-1]
@@ -115,7 +115,10 @@ class RmsNorm:
         yield "large magnitude", OpCall((make(draw(4, hidden) * 2e2), strange), (eps,))
         yield "outlier channels", OpCall((make(spikes), strange), (eps,))
         yield "offset mean", OpCall((make(draw(4, hidden) + 8.0), strange), (eps,))
-        yield "constant rows", OpCall((make(torch.full((3, hidden), 0.75, dtype=torch.float64)), strange), (eps,))
+        yield (
+            "constant rows",
+            OpCall((make(torch.full((3, hidden), 0.75, dtype=torch.float64)), strange), (eps,)),
+        )
         yield "zeros", OpCall((make(torch.zeros(2, hidden, dtype=torch.float64)), strange), (eps,))
         yield "no rows", OpCall((make(draw(0, hidden)), strange), (eps,))
         yield "three leading dimensions", OpCall((make(draw(2, 3, 2, hidden)), strange), (eps,))

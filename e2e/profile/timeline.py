@@ -153,4 +153,3 @@ def _busy(events: list[Any]) -> float | None:
         end = max(end, right)
     busy += end - start
     return busy / max(max(right for _, right in spans) - spans[0][0], 1e-9)
-

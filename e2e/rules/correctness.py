@@ -131,9 +131,7 @@ def check_has_no_power(case: Case) -> Iterator[Reason]:
 def numerics_of(case: Case) -> NumericsVerdict:
     """Drift beside the baseline's own, and what the rules above make of it."""
     evidence, model = case.evidence, case.evidence.model_check
-    codes = [
-        reason.code for rule in (op_is_wrong, model_is_wrong, training_is_wrong) for reason in rule(case)
-    ]
+    codes = [reason.code for rule in (op_is_wrong, model_is_wrong, training_is_wrong) for reason in rule(case)]
     checks = _captured(evidence)
     ratios = [_error_ratio(check.error_candidate, check.error_baseline) for check in checks]
     return NumericsVerdict(

@@ -82,20 +82,14 @@ def _parse(text: str) -> ast.expr:
         raise ValueError(f"an expression has at most {_LIMIT} characters")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # Python warns about oddities such as `1if`; they are refused below
+            warnings.simplefilter("ignore")  # Python warns about oddities such as `1if`; they are refused below
             return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise ValueError(f"{text!r} is not an expression") from error
 
 
 def _value(node: ast.expr, dims: Mapping[str, int | str]) -> int | str | bool:
-    if (
-        isinstance(node, ast.Constant)
-        and isinstance(node.value, int | str)
-        and not isinstance(node.value, bool)
-    ):
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | str) and not isinstance(node.value, bool):
         return node.value
     if isinstance(node, ast.Name):
         if node.id not in dims:

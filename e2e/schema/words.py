@@ -147,12 +147,9 @@ class ReasonText(StrEnum):
     """One sentence per reason code, under the same name."""
 
     OP_ERROR_EXCEEDED = (
-        "on inputs of this model, the op's error against the reference exceeds what the baseline's own"
-        " error allows"
+        "on inputs of this model, the op's error against the reference exceeds what the baseline's own error allows"
     )
-    MODEL_ERROR_EXCEEDED = (
-        "the model's outputs move further from the reference than the baseline's own error allows"
-    )
+    MODEL_ERROR_EXCEEDED = "the model's outputs move further from the reference than the baseline's own error allows"
     NONFINITE_OUTPUT = "the candidate returned NaN or infinity where the reference is finite"
     WRONG_OUTPUT_LAYOUT = "the output's shape, dtype or aliasing differs from the baseline's"
     INPUTS_CHANGED = "the candidate changed its inputs"

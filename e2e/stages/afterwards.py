@@ -77,5 +77,3 @@ def _memory(course: Course, arms: list[str], stage: Stage) -> None:
     finally:
         for _, worker in workers:
             worker.close()
-
-

@@ -131,8 +131,8 @@ def warm_caches(course: Course) -> list[tuple[Worker, int]]:
     warmers = []
     for names in kinds.values():
         worker = course.crew.candidate_worker(course.fqns, stage=STAGE)
-        for name in names:
-            worker.send("prepare", arm=name)
+        for arm in names:
+            worker.send("prepare", arm=arm)
         warmers.append((worker, len(names)))
     return warmers
 
@@ -169,8 +169,10 @@ def _engage(course: Course, worker: Worker, survey: list[dict[str, Any]]) -> Non
     """One untimed step with counted calls: each patched site must run as often as the op occurs there."""
     course.progress.stage("check", "does the kernel run at its sites?")
     if course.crew.cell.step == "train":
-        reply: dict[str, Any] = {"calls": {row["fqn"]: row["calls"] for row in survey if row["fqn"] in course.fqns},
-                                 "watermark_moved": None}
+        reply: dict[str, Any] = {
+            "calls": {row["fqn"]: row["calls"] for row in survey if row["fqn"] in course.fqns},
+            "watermark_moved": None,
+        }
     else:
         reply = course.crew.ask(worker, "engage", stage=STAGE)
     calls = reply["calls"]
@@ -237,7 +239,10 @@ def _model_tokens(course: Course) -> int:
 
 def _training(course: Course, worker: Worker) -> None:
     course.progress.stage("check", "one training step: gradients of every parameter")
-    paths = {True: str(course.path("gradients-candidate.st")), False: str(course.path("gradients-baseline.st"))}
+    paths = {
+        True: str(course.path("gradients-candidate.st")),
+        False: str(course.path("gradients-baseline.st")),
+    }
     assert course.clean is not None
     own = course.crew.require(course.clean, "gradients", candidate=False, path=paths[False])
     theirs = course.crew.ask(worker, "gradients", stage=STAGE, candidate=True, path=paths[True])
@@ -272,4 +277,3 @@ def arm_is_right(course: Course, worker: Worker, arm: str) -> str | None:
         return None
     found = "not finite or of another shape" if row["error"] is None else f"error {row['error']:.1e}"
     return f"its step's outputs are wrong: {found}, allowed {row['allowed']:.1e} (eager baseline {row['baseline']:.1e})"
-

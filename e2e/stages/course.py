@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from e2e.crew import Crew, Deadline
-from e2e.measure.machine import Watch
 from e2e.measure.audit import Fingerprint, Replay
+from e2e.measure.machine import Watch
 from e2e.measure.schedule import SeedSource
 from e2e.processes import Worker
 from e2e.protocols import Progress

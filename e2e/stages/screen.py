@@ -95,7 +95,12 @@ def record_of(course: Course, arm: ArmName, reply: dict[str, Any]) -> ArmRecord:
 
 def _failed(arm: ArmName, reason: str) -> ArmRecord:
     return ArmRecord(
-        name=str(arm), role=arm.role, mode=arm.mode, alternative=arm.alternative, status="failed", reason=reason
+        name=str(arm),
+        role=arm.role,
+        mode=arm.mode,
+        alternative=arm.alternative,
+        status="failed",
+        reason=reason,
     )
 
 
@@ -118,7 +123,14 @@ def _pilot(course: Course) -> None:
     step_s = _rough_step_s(course)
     steps = steps_for(step_s, segment_s=PILOT_SEGMENT_S, min_steps=course.policy.min_steps)
     for number in range(PILOT_BLOCKS):
-        _timed(course, course.pilot, dict.fromkeys(names, steps), phase="pilot", worker_number=PILOT_WORKER, number=number)
+        _timed(
+            course,
+            course.pilot,
+            dict.fromkeys(names, steps),
+            phase="pilot",
+            worker_number=PILOT_WORKER,
+            number=number,
+        )
     course.learn(arms=[_with_time(course, record) for record in course.evidence.arms])
     course.learn(baseline=_strongest(course, Role.BASELINE), candidate=_strongest(course, Role.CANDIDATE))
     course.progress.note(f"strongest PyTorch: {course.evidence.baseline}; best candidate: {course.evidence.candidate}")
@@ -149,10 +161,10 @@ def _rough_step_s(course: Course) -> float:
     return float(reply["step_s"])
 
 
-def _timed(course: Course, worker: Worker, plan: dict[str, int], *, phase: Any, worker_number: int, number: int) -> None:
-    run_block(
-        course, worker, plan, phase=phase, worker_number=worker_number, block_number=number, stage=STAGE
-    )
+def _timed(
+    course: Course, worker: Worker, plan: dict[str, int], *, phase: Any, worker_number: int, number: int
+) -> None:
+    run_block(course, worker, plan, phase=phase, worker_number=worker_number, block_number=number, stage=STAGE)
 
 
 def _with_time(course: Course, record: ArmRecord) -> ArmRecord:
@@ -240,5 +252,3 @@ def _isolated(course: Course) -> None:
             plumbing_s=None if bare is None else found["candidate"] - bare,
         )
     )
-
-

@@ -88,9 +88,7 @@ def _one_worker(course: Course, plan: dict[str, int], *, number: int, place: int
         order = list(plan)
         course.rng.shuffle(order)
         for arm in order:
-            reply = course.crew.ask(
-                worker, "prepare", stage=STAGE, timeout_s=course.policy.budgets.compile_s, arm=arm
-            )
+            reply = course.crew.ask(worker, "prepare", stage=STAGE, timeout_s=course.policy.budgets.compile_s, arm=arm)
             know_arm(course, ArmName.parse(arm), reply)
         course.crew.require(worker, "settle")
         for block in range(-1, blocks):
@@ -138,7 +136,10 @@ def _audit(course: Course, plan: dict[str, int]) -> None:
             _compare(course, course.clean, arm, arm, chosen, fresh)
     course.learn(
         audit=conclude(
-            course.replays, run=course.steps_run, committed=course.steps_committed, baseline=course.evidence.baseline
+            course.replays,
+            run=course.steps_run,
+            committed=course.steps_committed,
+            baseline=course.evidence.baseline,
         )
     )
 

@@ -27,9 +27,7 @@ def stored(tmp_path: Path) -> Path:
     return folder
 
 
-def subprocess_run(
-    *arguments: str, cwd: Path = REPOSITORY, **environment: str
-) -> subprocess.CompletedProcess[str]:
+def subprocess_run(*arguments: str, cwd: Path = REPOSITORY, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "e2e", *arguments],
         cwd=cwd,
@@ -130,9 +128,7 @@ def test_an_edited_run_is_refused(stored: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(("style", "start"), [("text", "REFUTED"), ("md", "# REFUTED"), ("json", "{")])
-def test_report_renders_every_format(
-    stored: Path, capsys: pytest.CaptureFixture[str], style: str, start: str
-) -> None:
+def test_report_renders_every_format(stored: Path, capsys: pytest.CaptureFixture[str], style: str, start: str) -> None:
     assert run(["report", str(stored), "--format", style]) == 0
     assert capsys.readouterr().out.startswith(start)
 
@@ -184,9 +180,7 @@ def test_json_is_alone_on_stdout_and_events_tell_the_rest(
     assert run(["gate", str(tmp_path / result["run_id"])]) == 11
 
 
-def test_a_mistake_in_a_file_is_shown_with_its_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistake_in_a_file_is_shown_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "w.yaml"
     file.write_text("name: w\ntask: causal-lm\nstep: prefil\n")
     assert run(["validate", str(file), "--kernel", "x.cpp", "--out", str(tmp_path / "out")]) == 2
@@ -240,9 +234,7 @@ def test_a_fault_of_ours_is_code_70_with_its_traceback_in_a_file(
     assert "e2e trace x" in log.read_text()
 
 
-def test_an_interrupt_is_code_130(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupt_is_code_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupt(_: object) -> Path:
         raise KeyboardInterrupt
 

@@ -107,9 +107,7 @@ def test_in_float64_every_alternative_agrees_with_the_reference(name: str) -> No
     for function in op.alternatives.values():
         for call in calls:
             doubles = [tensor.double() for tensor in call.tensors]
-            torch.testing.assert_close(
-                function(*doubles, *call.scalars), exact(op, call), rtol=1e-11, atol=1e-11
-            )
+            torch.testing.assert_close(function(*doubles, *call.scalars), exact(op, call), rtol=1e-11, atol=1e-11)
 
 
 @every_op
@@ -193,11 +191,12 @@ def test_a_kernel_of_this_op_passes_torchs_own_check_of_a_custom_op(name: str) -
     found = sample(name, torch.float32)
     call = found.captured[0][1]
     function = registered(
-        found.op, lambda *args: found.op.reference(*args).clone(), sha256=f"check{NAMES.index(name)}", device="cpu"
+        found.op,
+        lambda *args: found.op.reference(*args).clone(),
+        sha256=f"check{NAMES.index(name)}",
+        device="cpu",
     )
-    torch.library.opcheck(
-        function, (*call.tensors, *call.scalars), test_utils=("test_schema", "test_faketensor")
-    )
+    torch.library.opcheck(function, (*call.tensors, *call.scalars), test_utils=("test_schema", "test_faketensor"))
 
 
 @every_op
@@ -272,7 +271,10 @@ def test_patched_sites_trace_into_one_graph(name: str) -> None:
     found = sample(name, torch.float32)
     arm = copy_sharing_weights(found.model)
     function: Callable[..., Any] = registered(
-        found.op, lambda *args: found.op.reference(*args).clone(), sha256=f"trace{NAMES.index(name)}", device="cpu"
+        found.op,
+        lambda *args: found.op.reference(*args).clone(),
+        sha256=f"trace{NAMES.index(name)}",
+        device="cpu",
     )
     Patch(found.op, sites_in(arm, found.sites), lambda site: function)
     counted: list[int] = []
@@ -309,8 +311,6 @@ def test_edge_inputs_follow_the_seed(name: str) -> None:
     """Known values could be recognised; the same seed must give two processes the same ones."""
     found = sample(name, torch.float32)
     call = found.captured[0][1]
-    first, again, other = (
-        [edge.tensors[0] for _, edge in found.op.edge_calls(call, seed)] for seed in (1, 1, 2)
-    )
+    first, again, other = ([edge.tensors[0] for _, edge in found.op.edge_calls(call, seed)] for seed in (1, 1, 2))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert any(not torch.equal(a, b) for a, b in zip(first, other, strict=True))

@@ -325,9 +325,7 @@ def test_without_settle_steps_the_first_mark_comes_first(session: Any) -> None:
     spy, marks = Spy(), []
     arena = prepared(session, CANDIDATE, kernel=spy)
     spy.calls = 0
-    arena.timed(
-        CANDIDATE, batches=arena.batches(CANDIDATE, [1]), settle=0, mark=lambda: marks.append(spy.calls)
-    )
+    arena.timed(CANDIDATE, batches=arena.batches(CANDIDATE, [1]), settle=0, mark=lambda: marks.append(spy.calls))
     assert marks == [0, tiny.SITES]
 
 

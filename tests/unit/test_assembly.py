@@ -59,9 +59,7 @@ def test_a_run_that_ended_early_says_so_and_claims_nothing() -> None:
 
 def test_what_to_type_next_repeats_what_the_caller_gave() -> None:
     wrong = evidence(op_checks=[op_check(status="wrong")])
-    typed = commands(assembled([wrong], op="rms_norm", device="cuda:1", overrides=("model.dtype=float32",)))[
-        0
-    ]
+    typed = commands(assembled([wrong], op="rms_norm", device="cuda:1", overrides=("model.dtype=float32",)))[0]
     assert ["--set", "model.dtype=float32", "--op", "rms_norm", "--device", "cuda:1"] == typed[5:11]
 
 

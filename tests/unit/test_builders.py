@@ -127,9 +127,7 @@ def test_a_new_header_that_hides_another_builds_again(folder: Path, tmp_path: Pa
     where = target(tmp_path / "cache")
     (folder / "include").mkdir()
     (folder / "scaled_norm.h").rename(folder / "include" / "scaled_norm.h")
-    edit(
-        folder / "scaled_norm.cpp", "// dtypes: [float32]", "// dtypes: [float32]\n// flags: [-O0, -Iinclude]"
-    )
+    edit(folder / "scaled_norm.cpp", "// dtypes: [float32]", "// dtypes: [float32]\n// flags: [-O0, -Iinclude]")
     assert not build(folder / "scaled_norm.cpp", where).cached
     assert build(folder / "scaled_norm.cpp", where).cached
     (folder / "scaled_norm.h").write_text("constexpr double kFactor = 3.0;\n")

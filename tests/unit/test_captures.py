@@ -16,7 +16,9 @@ from e2e.protocols import OpCall
 torch.set_num_threads(1)
 
 
-def captured(*tensors: Tensor, scalars: tuple[float, ...] = (1e-6,), site: str = "s", label: str = "captured") -> Captured:
+def captured(
+    *tensors: Tensor, scalars: tuple[float, ...] = (1e-6,), site: str = "s", label: str = "captured"
+) -> Captured:
     return Captured(site, label, OpCall(tensors, scalars))
 
 

@@ -180,8 +180,7 @@ def test_a_worker_that_dribbles_does_not_get_more_time(pair: Pair) -> None:
 def test_sending_to_a_worker_that_is_gone_says_so(pair: Pair) -> None:
     pair.hang_up()
     with pytest.raises(ChannelClosed):
-        for _ in range(3):
-            pair.channel.send({"do": "x"})
+        [pair.channel.send({"do": "x"}) for _ in range(3)]
 
 
 def test_sending_to_a_worker_that_never_reads_ends(pair: Pair) -> None:

@@ -69,10 +69,7 @@ def test_a_path_works_and_the_digest_is_of_the_file(here: Path) -> None:
 def test_every_mistake_is_shown_at_once_with_its_line(here: Path) -> None:
     text = VALID.replace("step: prefill", "step: prefil").replace("  dtype:", "  dtyp:").replace("[1]", "[x]")
     said = refusal(write(here, text))
-    assert (
-        "w.yaml:4: step: must be 'prefill', 'decode' or 'train', not 'prefil'; did you mean 'prefill'?"
-        in said
-    )
+    assert "w.yaml:4: step: must be 'prefill', 'decode' or 'train', not 'prefil'; did you mean 'prefill'?" in said
     assert "w.yaml:7: model.dtyp: no such field; did you mean 'dtype'?" in said
     assert "w.yaml:5: model.dtype: missing; it is required" in said
     assert "w.yaml:9: cells.batch[0]: must be a valid integer, not 'x'" in said
@@ -233,15 +230,11 @@ def test_any_fields_are_a_usage_error_at_worst(changes: dict[str, Any]) -> None:
 def test_any_damage_to_a_valid_file_is_a_usage_error_at_worst(data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(VALID)))
     end = data.draw(st.integers(start, min(len(VALID), start + 20)))
-    put = data.draw(
-        st.text(max_size=6) | st.sampled_from(["\t", ": ", "- ", "&a ", "*a", "!!", "{", "\n", "? ", "|"])
-    )
+    put = data.draw(st.text(max_size=6) | st.sampled_from(["\t", ": ", "- ", "&a ", "*a", "!!", "{", "\n", "? ", "|"]))
     survives((VALID[:start] + put + VALID[end:]).encode("utf-8", "surrogatepass"), [])
 
 
 @limits(max_examples=200, deadline=None)
-@given(
-    st.lists(st.text(max_size=20) | st.builds("{}.{}={}".format, KEYS, KEYS, st.text(max_size=8)), max_size=3)
-)
+@given(st.lists(st.text(max_size=20) | st.builds("{}.{}={}".format, KEYS, KEYS, st.text(max_size=8)), max_size=3))
 def test_any_override_is_a_usage_error_at_worst(overrides: list[str]) -> None:
     survives(VALID.encode(), overrides)

@@ -100,7 +100,10 @@ def test_a_site_that_the_step_never_calls_is_said_to_be_so(tmp_path: Path) -> No
     session = ToySession()
     session.model[0].spare = ToyRMSNorm()
     rows = survey(Examiner(session, OP, OP.find_sites(session.model)), tmp_path)["sites"]
-    assert {row["fqn"]: row["incompatible"] for row in rows} == {"0.spare": "it is not called in this step", "1": None}
+    assert {row["fqn"]: row["incompatible"] for row in rows} == {
+        "0.spare": "it is not called in this step",
+        "1": None,
+    }
 
 
 def test_a_model_without_the_op_has_no_sites(tmp_path: Path) -> None:

@@ -26,9 +26,7 @@ def test_another_policy_may_decide_otherwise_and_says_what_was_stored() -> None:
 
 
 def test_a_run_that_never_reached_a_verdict_does_not_pass() -> None:
-    seen = results.evidence(
-        stage_asked=Stage.CHECK, stage_finished=Stage.CHECK, segments=[], arms=[], candidate=None
-    )
+    seen = results.evidence(stage_asked=Stage.CHECK, stage_finished=Stage.CHECK, segments=[], arms=[], candidate=None)
     cell = CellResult(cell=results.cell(), evidence=seen, verdict=results.verdict(outcome=None, reasons=[]))
     gate = regate(results.result([cell]), None)
     assert gate.code == 11

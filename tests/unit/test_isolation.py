@@ -23,7 +23,7 @@ LINUX = sys.platform == "linux"
 needs_linux = pytest.mark.skipif(not LINUX, reason="uses /proc and prctl")
 needs_namespaces = pytest.mark.skipif(not namespace_prefix(cuda=False), reason="PID namespaces are refused here")
 
-SLEEPER = f"""
+SLEEPER = """
 import time
 from e2e.integrity.isolation import die_with_parent
 die_with_parent()

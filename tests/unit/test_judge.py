@@ -109,9 +109,7 @@ def test_opponents_are_listed_in_the_policys_order_with_their_steps() -> None:
 
 
 def test_segments_that_chose_the_arms_are_no_part_of_the_interval() -> None:
-    pilots = synthetic_segments(
-        steps_of({ALTERNATIVE: 1, CANDIDATE: 2, SHAM: 1}), phase="pilot", first_worker=1
-    )
+    pilots = synthetic_segments(steps_of({ALTERNATIVE: 1, CANDIDATE: 2, SHAM: 1}), phase="pilot", first_worker=1)
     assert judged(pilots + TIE).outcome is Outcome.REFUTED
 
 
@@ -124,9 +122,7 @@ def test_the_latency_block_counts_blocks_and_processes_behind_the_interval() -> 
 
 
 def test_a_half_done_worker_does_not_count() -> None:
-    extra = synthetic_segments(
-        steps_of({ALTERNATIVE: 1, CANDIDATE: 9, SHAM: 1}), workers=1, blocks=3, first_worker=900
-    )
+    extra = synthetic_segments(steps_of({ALTERNATIVE: 1, CANDIDATE: 9, SHAM: 1}), workers=1, blocks=3, first_worker=900)
     assert judged(TIE + extra).latency == judged(TIE).latency
 
 
@@ -582,9 +578,7 @@ def test_an_unknown_pilot_time_is_not_read_as_a_loss() -> None:
         (False, timed(1.05, sham=1.05)),
     ],
 )
-def test_a_run_is_decided_only_at_a_planned_look_and_outside_the_margin(
-    expected: bool, segments: Any
-) -> None:
+def test_a_run_is_decided_only_at_a_planned_look_and_outside_the_margin(expected: bool, segments: Any) -> None:
     assert expected is decided(evidence(segments), policy())
 
 
@@ -729,9 +723,7 @@ def summary(run: Evidence) -> tuple[Any, ...]:
 
 @few
 @given(RUNS, st.lists(st.sampled_from(ADVICE), max_size=3))
-def test_adding_advice_never_changes_an_outcome(
-    segments: Any, advice: list[tuple[ReasonCode, dict[str, Any]]]
-) -> None:
+def test_adding_advice_never_changes_an_outcome(segments: Any, advice: list[tuple[ReasonCode, dict[str, Any]]]) -> None:
     changes: dict[str, Any] = {}
     for _, change in advice:
         changes |= change
@@ -759,9 +751,7 @@ def test_a_pair_of_arms_is_never_confirmed_in_both_directions(seed: int, block_s
 @few
 @given(st.floats(0.5, 2.0))
 def test_arms_with_the_same_times_are_never_confirmed(eager_s: float) -> None:
-    segments = synthetic_segments(
-        {EAGER: eager_s, ALTERNATIVE: eager_s, CANDIDATE: eager_s, SHAM: eager_s}, block_sd=0
-    )
+    segments = synthetic_segments({EAGER: eager_s, ALTERNATIVE: eager_s, CANDIDATE: eager_s, SHAM: eager_s}, block_sd=0)
     assert judged(segments).outcome is not Outcome.CONFIRMED
 
 

@@ -21,9 +21,7 @@ def test_plug_ins_are_listed_by_file_name(kind: str) -> None:
     assert all(row.detail for row in rows(kind))
 
 
-def test_kernels_and_workloads_are_read_and_never_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_and_workloads_are_read_and_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kernels").mkdir()
     (tmp_path / "workloads").mkdir()

@@ -52,9 +52,7 @@ def block(*rows: str, mark: str = "//") -> str:
 
 
 def test_a_block_is_read_with_what_the_source_adds(folder: Path) -> None:
-    kernel = read(
-        "k.cpp", "// a licence\n" + block("op: rms_norm", "entry: go", "flags: [-O2]") + TVM.format("go")
-    )
+    kernel = read("k.cpp", "// a licence\n" + block("op: rms_norm", "entry: go", "flags: [-O2]") + TVM.format("go"))
     assert kernel.manifest.op == "rms_norm"
     assert kernel.manifest.entry == "go"
     assert kernel.manifest.flags == ["-O2"]
@@ -77,11 +75,7 @@ def test_windows_line_ends_and_a_byte_order_mark_do_no_harm(folder: Path) -> Non
 
 
 def test_the_blocks_of_other_tools_are_left_alone(folder: Path) -> None:
-    text = (
-        "# /// script\n# dependencies = []\n# ///\n"
-        + block("op: rms_norm", mark="#")
-        + "def forward(): ...\n"
-    )
+    text = "# /// script\n# dependencies = []\n# ///\n" + block("op: rms_norm", mark="#") + "def forward(): ...\n"
     assert read("k.py", text).block_line == 4
 
 
@@ -97,8 +91,7 @@ def test_every_mistake_in_a_block_comes_at_once(folder: Path) -> None:
     assert refused("k.cpp", block(*rows)).split("\n") == [
         "k.cpp:2: op: no op called 'rms_nrom'; did you mean 'rms_norm'? (see `e2e list ops`)",
         "k.cpp:3: entri: no such field; did you mean 'entry'?",
-        "k.cpp:5: dtypes[0]: must be 'float32', 'float16' or 'bfloat16', not 'float23'; "
-        "did you mean 'float32'?",
+        "k.cpp:5: dtypes[0]: must be 'float32', 'float16' or 'bfloat16', not 'float23'; did you mean 'float32'?",
         "k.cpp:6: constraints: 'hidden' must be a comparison such as 'hidden % 8 == 0'",
         "k.cpp:7: claim.speedup: must be greater than 0, not 0",
     ]
@@ -294,10 +287,7 @@ def test_a_callable_is_found_without_importing_it(folder: Path, monkeypatch: pyt
     before = kernel.sha256
     (folder / "some_package" / "kernels.py").write_text("raise SystemExit('edited')")
     assert read_kernel("some_package.kernels:Class.norm", op="rms_norm").sha256 != before
-    assert (
-        refusal("some_package.missing:f", op="rms_norm")
-        == "package 'some_package' has no module called 'missing'"
-    )
+    assert refusal("some_package.missing:f", op="rms_norm") == "package 'some_package' has no module called 'missing'"
     assert "no module called 'no_such_package'" in refusal("no_such_package.a:f", op="rms_norm")
     assert "which op does it replace? Pass --op NAME" in refusal("some_package.kernels:f")
 
@@ -322,9 +312,7 @@ def test_reading_imports_no_torch() -> None:
 
 
 BLOCKISH = st.lists(
-    st.sampled_from(
-        ["// /// e2e", "// ///", "// op: rms_norm", "// entry: f", "// ", "//", "# /// e2e", "// - a"]
-    )
+    st.sampled_from(["// /// e2e", "// ///", "// op: rms_norm", "// entry: f", "// ", "//", "# /// e2e", "// - a"])
     | st.text(max_size=30).map(lambda text: "// " + text)
     | st.text(max_size=30),
     max_size=8,

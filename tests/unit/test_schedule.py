@@ -14,9 +14,7 @@ from e2e.measure.schedule import MAX_STEPS, SeedSource, Turn, block, pick_strong
 ARMS = {"baseline:eager": 5, "candidate:eager": 5, "sham:eager": 5, "baseline:compile": 7}
 TIE = 0.01
 
-plans = st.dictionaries(
-    st.text(min_size=1, max_size=8), st.integers(min_value=1, max_value=50), min_size=1, max_size=6
-)
+plans = st.dictionaries(st.text(min_size=1, max_size=8), st.integers(min_value=1, max_value=50), min_size=1, max_size=6)
 
 
 def plan_of(arms: dict[str, int] = ARMS, *, settle: int = 1, seed: int = 0, first: int = 100) -> list[Turn]:

@@ -60,9 +60,7 @@ def test_segments_go_back_to_their_cells(tmp_path: Path) -> None:
     assert list(seconds) == [cell.evidence.segments[0].seconds for cell in load(run.folder).cells]
 
 
-def test_a_run_is_found_by_folder_by_file_and_by_bare_id(
-    stored: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_found_by_folder_by_file_and_by_bare_id(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(stored.parent.parent)
     expected = load(stored)
     assert expected == load(stored / RESULT)
@@ -225,9 +223,7 @@ def test_loading_and_judging_a_large_run_is_quick(tmp_path: Path) -> None:
         for block in range(20)
         for position, arm in enumerate([*results.STEPS_S, *reversed(results.STEPS_S)])
     ]
-    cell = CellResult(
-        cell=results.cell(), evidence=results.evidence(segments=many), verdict=results.verdict()
-    )
+    cell = CellResult(cell=results.cell(), evidence=results.evidence(segments=many), verdict=results.verdict())
     run = Run.create(tmp_path, "large")
     run.finish(results.result([cell]))
     start = time.process_time()

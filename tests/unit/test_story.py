@@ -43,9 +43,7 @@ def test_the_headline_is_the_outcome_and_why() -> None:
     assert story.subject == "llama-infer, prefill 8 x 2048 bfloat16, NVIDIA H200"
     where = "prefill 8 x 2048 bfloat16 of llama-infer"
     opponent = "the strongest PyTorch path"
-    assert (
-        story.sentence == f"rms_norm by kernels/rmsnorm.cu makes {where} at least 1 % faster than {opponent}."
-    )
+    assert story.sentence == f"rms_norm by kernels/rmsnorm.cu makes {where} at least 1 % faster than {opponent}."
 
 
 def test_the_story_table_tells_isolated_in_context_control_and_ceiling() -> None:
@@ -75,9 +73,7 @@ def test_evidence_is_in_plain_words() -> None:
     assert "same top token 99.67 % (baseline 99.69 %)" in said["model drift"]
     assert said["ran"].startswith("at 33 of 33 sites, 33 calls per step")
     assert "5.23 GiB with the kernel, 5.23 GiB without (the same)" in said["memory"]
-    assert said["resolved"].startswith(
-        "half-width 0.21 % for a margin of 1 %: 40 mirrored blocks in 5 workers"
-    )
+    assert said["resolved"].startswith("half-width 0.21 % for a margin of 1 %: 40 mirrored blocks in 5 workers")
     assert said["verified"] == "32 of 640 timed steps replayed in a fresh process: no mismatch"
     assert said["set-up"] == "build 3.10 s, first step 410 ms, warm step 71.3 ms"
     assert "its author says 12.9x against eager at 16384 x 2048; here 10.4x alone" in said["claim"]
@@ -257,9 +253,7 @@ def test_colour_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("name", "style"), [("report.md", "md"), ("report.txt", "text")])
-def test_the_stored_result_renders_exactly_as_before(
-    name: str, style: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_stored_result_renders_exactly_as_before(name: str, style: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     expected = (results.GOLDEN / name).read_text(encoding="utf-8")
     assert expected == render(load(results.GOLDEN), style)

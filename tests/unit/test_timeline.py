@@ -158,9 +158,7 @@ def test_operators_are_not_rows_where_there_are_kernels() -> None:
         ([(0, 0)], 0.0),
     ],
 )
-def test_busy_is_the_union_of_the_kernels_over_their_span(
-    kernels: list[tuple[float, float]], busy: float
-) -> None:
+def test_busy_is_the_union_of_the_kernels_over_their_span(kernels: list[tuple[float, float]], busy: float) -> None:
     assert busy == pytest.approx(read(*(kernel("k", *item) for item in kernels)).busy_ratio)
 
 

@@ -125,15 +125,12 @@ def test_every_field_error_is_told_with_its_line_and_the_nearest_name() -> None:
 
 
 def test_a_field_without_a_near_name_is_told_all_names() -> None:
-    assert mistakes("name: x\nzzz: 1") == [
-        "b.yaml:2: zzz: no such field; known: name, wheels, spare, entry, extras"
-    ]
+    assert mistakes("name: x\nzzz: 1") == ["b.yaml:2: zzz: no such field; known: name, wheels, spare, entry, extras"]
 
 
 def test_a_union_is_one_mistake_not_one_per_member() -> None:
     assert mistakes("name: x\nentry: 3") == [
-        "b.yaml:2: entry: must be a valid string, not 3 (put it in quotes); "
-        "or must be a mapping of fields, not 3"
+        "b.yaml:2: entry: must be a valid string, not 3 (put it in quotes); or must be a mapping of fields, not 3"
     ]
     assert mistakes("name: x\nentry:\n  a: 3") == [
         "b.yaml:3: entry.a: must be a valid string, not 3 (put it in quotes)"

@@ -167,9 +167,7 @@ def bits_per_byte(model: LlamaForCausalLM, blocks: list[bytes], device: torch.de
     return nats / (len(windows) * (CONTEXT - 1)) / math.log(2)
 
 
-def fit(
-    recipe: Recipe, training: list[bytes], validation: list[bytes], heldout: list[bytes], out: Path
-) -> Outcome:
+def fit(recipe: Recipe, training: list[bytes], validation: list[bytes], heldout: list[bytes], out: Path) -> Outcome:
     """Train for the given time, store the averaged weights that did best on validation, measure these."""
     progress = Progress()
     torch.manual_seed(recipe.seed)
