@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -14,7 +15,7 @@ from e2e.cache import cache_folder
 from e2e.configuration import LoadedWorkload
 from e2e.errors import E2EError, EnvironmentFault, UsageError
 from e2e.integrity.isolation import free_memory_bytes, namespace_prefix, without_secrets
-from e2e.measure.machine import thread_count
+from e2e.measure.machine import has_vectors, thread_count
 from e2e.processes import Worker, WorkerFault, Zygote
 from e2e.protocols import Built
 from e2e.schema.evidence import Fault, Where
@@ -189,6 +190,10 @@ class Crew:
             "KINETO_LOG_LEVEL": "99",
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",  # more would start a pool, hence threads, in the zygote
+            # the clean worker computes while others compile: waiting threads that spin would hold their cores
+            **({"OMP_WAIT_POLICY": "PASSIVE"} if clean and self.device == "cpu" else {}),
+            # Inductor compiles a probe per vector extension, 5 s of a cold start; the flags are there to read
+            **({"TORCHINDUCTOR_VEC_ISA_OK": "1"} if has_vectors() else {}),
         }
 
     def _model_modules(self) -> list[str]:
@@ -196,8 +201,10 @@ class Crew:
         model_type = spec.config.get("model_type")
         config = self.workload.path.parent / str(spec.id) / "config.json"
         if model_type is None and config.is_file():
-            model_type = json.loads(config.read_text(encoding="utf-8")).get("model_type")
-        return [f"transformers.models.{model_type}.modeling_{model_type}"] if model_type else []
+            with contextlib.suppress(ValueError, OSError, AttributeError):  # whoever opens the model says it better
+                model_type = json.loads(config.read_bytes()).get("model_type")
+        known = isinstance(model_type, str) and model_type.isidentifier()
+        return [f"transformers.models.{model_type}.modeling_{model_type}"] if known else []
 
 
 def _accusation(fault: WorkerFault) -> ReasonCode | None:

@@ -66,7 +66,9 @@ def first_sections(result: Result, cell: CellResult, prefix: str, *, is_deciding
     speed = _speed(cell.evidence, cell.verdict.latency, result.policy)
     title = "Speed, provisional" if cell.evidence.stage_finished is Stage.SCREEN else "Speed"
     starred = any("*" in row[-1] for row in speed.rows)
-    lines = ("* decides the outcome",) if starred else ()
+    chosen = cell.evidence.candidate
+    lines = (f"the kernel runs in its best mode: {arm(chosen)}",) if chosen else ()
+    lines += ("* decides the outcome",) if starred else ()
     return [Section(f"{prefix}{title}", speed, lines=lines), Section(f"{prefix}Evidence", facts=facts)]
 
 
@@ -101,12 +103,7 @@ def _speed(evidence: Evidence, latency: Latency, policy: Policy | None) -> Table
         rows.append(("step: identical code", "", "", estimate(latency.sham), "control"))
     if latency.ceiling is not None:
         rows.append(("step: any kernel at most", "", "", estimate(latency.ceiling), "ceiling"))
-    candidate = f"candidate ({_mode_of(evidence.candidate)})" if evidence.candidate else "candidate"
-    return Table(("against", "PyTorch", candidate, "ratio, above 1 is faster", "outcome"), tuple(rows))
-
-
-def _mode_of(name: str) -> str:
-    return name.partition(":")[2].partition("+")[0] or name
+    return Table(("against", "PyTorch", "kernel", "ratio, above 1 is faster", "outcome"), tuple(rows))
 
 
 def _quotient(over: float, under: float) -> float | None:

@@ -83,6 +83,16 @@ def thread_count() -> int:
     return min(16, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
+def has_vectors() -> bool:
+    """Whether this is an x86-64 processor with AVX2 and fused multiply-add, by the kernel's word."""
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+            flags = next((line for line in file if line.startswith("flags")), "").split()
+    except OSError:
+        return False
+    return {"avx2", "fma"} <= set(flags)
+
+
 def _pressure_total_s() -> float | None:
     """Seconds in which some process waited for a CPU since boot (pressure stall information)."""
     try:

@@ -338,6 +338,14 @@ def test_a_kernel_that_speaks_for_its_worker_never_passes(validate: Callable[...
     assert ended.result.outcome in (Outcome.INCORRECT, Outcome.FAILED)
 
 
+def test_a_kernel_that_marks_its_segments_end_itself_is_caught(validate: Callable[..., Ended]) -> None:
+    """The mark is well formed and carries the request's number; there is one too many."""
+    ended = validate(BAD / "marks_early.py", until="screen")
+    assert (ended.code, ended.result.outcome) == (12, Outcome.INCORRECT)
+    assert ended.reasons[0] == "tampered"
+    assert "3 marks instead of 2" in ended.result.reasons[0].message
+
+
 @pytest.mark.skipif(not namespace_prefix(cuda=False), reason="PID namespaces are refused here")
 @pytest.mark.parametrize("kernel", ["leaves_a_daemon.py", "kills_its_parent.py"])
 def test_in_a_namespace_a_kernel_neither_escapes_nor_ends_its_zygote(

@@ -89,7 +89,7 @@ def test_one_buffer_for_every_call_is_seen(inputs: Path) -> None:
     assert [remark["aliased"] for remark in run(inputs, static)[0]] == [True, True]
 
 
-def test_the_output_that_counts_is_the_first_call_s(inputs: Path) -> None:
+def test_the_output_that_counts_is_that_of_the_first_call(inputs: Path) -> None:
     """Not what a static buffer holds after the second call."""
     calls = iter(range(100))
     buffer = torch.empty(5, 16)
