@@ -49,9 +49,7 @@ class CountingBackend:
     """Inductor, with a look at each graph on its way: how many graphs, and how often the kernel is in them."""
 
     def __init__(self, mode: Mode) -> None:
-        self._inductor = torch._TorchCompileInductorWrapper(
-            None if mode is Mode.COMPILE else mode.value, None, False
-        )
+        self._inductor = torch._TorchCompileInductorWrapper(None if mode is Mode.COMPILE else mode.value, None, False)
         self.watched: Any = None
         self.graphs = 0
         self.nodes = 0
@@ -149,10 +147,6 @@ class Arena:
         arm = self._arms[name]
         batch = self.batches(arm, [seed])[0]
         return tuple(tensor.clone() for tensor in self._execute(arm, batch))
-
-    def drop(self, name: str) -> None:
-        """Forget an arm."""
-        self._arms.pop(name, None)
 
     def sync(self) -> None:
         """Wait for the whole device, not one stream."""

@@ -14,7 +14,6 @@ from typing import Any
 from e2e.errors import UsageError
 
 ROOT = Path(__file__).parent
-KINDS = ("tasks", "ops", "builders", "formats", "reports")
 
 
 def names(kind: str) -> list[str]:

@@ -258,10 +258,6 @@ class Handlers:
         self.arena.run(arm, seeds=[self.seed + place for place in range(3)])
         return {"step_s": (time.perf_counter() - start) / 3}
 
-    def do_drop(self, *, arm: str) -> None:
-        """See Arena.drop."""
-        self.arena.drop(arm)
-
     def do_settle(self) -> None:
         """Before timing: stop compile workers, which would count as the candidate's children, and collect."""
         import gc

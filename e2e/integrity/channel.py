@@ -66,7 +66,7 @@ class Channel:
         if length > MAX_MESSAGE_BYTES:
             raise ChannelGarbage(f"a message of {length} bytes was announced; the limit is {MAX_MESSAGE_BYTES}")
         try:
-            message = json.loads(self._exactly(length, deadline))
+            message = json.loads(self._exactly(length, deadline), parse_constant=_refuse)
         except (ValueError, RecursionError) as error:
             raise ChannelGarbage("a message is not JSON") from error
         if not isinstance(message, dict):
@@ -98,3 +98,7 @@ class Channel:
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")

@@ -74,7 +74,8 @@ def conclude(replays: Sequence[Replay], *, run: int, committed: int, baseline: s
     counts: dict[str, tuple[int, int]] = {}
     for replay in replays:
         wrong, total = counts.get(replay.arm, (0, 0))
-        differs = not replay.repeats and (spread is None or replay.distance > allowed)
+        within = spread is not None and replay.distance <= allowed  # false for NaN
+        differs = not (replay.repeats or within)
         counts[replay.arm] = (wrong + differs, total + 1)
     return Audit(
         steps_timed=run,

@@ -15,7 +15,6 @@ class Watch:
     """Reads once between blocks, never during one; what cannot be read stays None."""
 
     device: str
-    own_pids: set[int] = field(default_factory=set)
     _pressure: float | None = None
     _times: tuple[float, float] | None = None
     _start: float = 0.0

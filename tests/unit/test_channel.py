@@ -116,11 +116,13 @@ def test_a_message_larger_than_the_sockets_buffer_arrives(pair: Pair) -> None:
         framed(b"[" * 200_000),
         framed(b'{"a":' * 100_000 + b"1" + b"}" * 100_000),
         framed(b'{"a":' + b"1" * 10_000 + b"}"),
+        framed(b'{"a":NaN}'),
+        framed(b'{"a":-Infinity}'),
         framed(pickle.dumps({"a": 1})),
     ],
     ids=[
         "one byte too long", "far too long", "empty", "no json", "cut short inside", "no text", "a list",
-        "a string", "a number", "null", "deep lists", "deep objects", "a number of 10,000 digits", "a pickle",
+        "a string", "a number", "null", "deep lists", "deep objects", "10,000 digits", "nan", "infinity", "a pickle",
     ],
 )  # fmt: skip
 def test_anything_but_an_object_is_garbage(pair: Pair, raw: bytes) -> None:

@@ -179,9 +179,7 @@ def test_an_answer_sent_twice_ends_its_worker_at_the_next_request(scripted: Call
 
 
 @pytest.mark.parametrize("marks", [0, 1, 3])
-def test_a_segment_with_another_number_of_marks_is_nobodys_time(
-    scripted: Callable[..., Scripted], marks: int
-) -> None:
+def test_a_segment_with_another_number_of_marks_is_nobodys_time(scripted: Callable[..., Scripted], marks: int) -> None:
     """One more, sent early, would make the segment as short as the candidate likes."""
     messages = [{"mark": 1, "id": "id"}] * marks + [{"id": "id"}]
     made = scripted(answering(*messages))
@@ -310,9 +308,7 @@ def test_a_killed_worker_is_seen_as_crashed_and_the_next_one_is_fresh(zygote: Zy
 def test_imports_that_fail_are_the_environments_fault_with_their_words(tmp_path: Path) -> None:
     (tmp_path / "broken_package.py").write_text("raise RuntimeError('no driver for this')\n")
     path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
-    made = Zygote(
-        ["broken_package"], environment={**os.environ, "PYTHONPATH": path}, prefix=[], log=tmp_path / "log"
-    )
+    made = Zygote(["broken_package"], environment={**os.environ, "PYTHONPATH": path}, prefix=[], log=tmp_path / "log")
     with pytest.raises(EnvironmentFault, match="no driver for this"):
         made.ready(60)
     made.close()
