@@ -1,5 +1,5 @@
 # One command each: `make demo`, `make demo-win`, `make test`; `make check` runs what CI runs.
-# torch comes first and alone: a plain `torch` requirement would pull a CUDA build of several GB.
+# torch comes first, in the version that is tested; `make TORCH=...` takes another, or pip options before it.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV ?= .venv
@@ -29,7 +29,7 @@ check: $(VENV)/dev
 $(VENV)/torch:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet $(TORCH)
 	touch $@
 
 $(VENV)/installed: $(VENV)/torch pyproject.toml

@@ -72,7 +72,7 @@ class Arena:
         self._arms: dict[str, Arm] = {}
         self._ring = Ring(SLOTS, session.device)
 
-    def prepare(self, name: str, *, seed: int) -> dict[str, Any]:
+    def prepare(self, name: str, *, seed: int, profiled: bool = True) -> dict[str, Any]:
         """Build, compile and run an arm's first steps; what is known about it afterwards."""
         arm_name = ArmName.parse(name)
         model = copy_sharing_weights(self._session.model)
@@ -90,7 +90,7 @@ class Arena:
         broken = self._first_step(arm, program, seed)
         first_step_s = time.perf_counter() - start
         self.run(name, seeds=[seed + 1, seed + 2])
-        return {"first_step_s": first_step_s, "graph_breaks": broken, **self._proof(arm, seed)}
+        return {"first_step_s": first_step_s, "graph_breaks": broken, **self._proof(arm, seed, profiled)}
 
     def _first_step(self, arm: Arm, program: nn.Module, seed: int) -> bool:
         """Compile and run once; whether a baseline had to be compiled with breaks in its graph.
@@ -210,10 +210,15 @@ class Arena:
                 raise RuntimeError(f"{site.fqn} ran {len(outputs)} times in a step: its outputs cannot be replayed")
             site.module.forward = forward.__get__(site.module)
 
-    def _proof(self, arm: Arm, seed: int) -> dict[str, Any]:
-        """What one profiled, untimed step shows: compiled regions entered, calls of the registered kernel."""
+    def _proof(self, arm: Arm, seed: int, profiled: bool) -> dict[str, Any]:
+        """Compiled regions that one profiled, untimed step entered, and the kernel's nodes in the graphs.
+
+        Without a profile the graphs that the compiler was handed stand for the regions.
+        """
         if arm.backend is None:
             return {"regions": None, "kernel_calls": None}
+        if not profiled:
+            return {"regions": arm.backend.graphs, "kernel_calls": arm.backend.nodes}
         from torch.profiler import ProfilerActivity, profile
 
         batch = self.batches(arm, [seed])[0]

@@ -51,14 +51,34 @@ def trainable(op: Op, kernel: Callable[..., Any], backward: str | None) -> Calla
         def backward(ctx: Any, *gradients: Any) -> Any:
             if backward != "reference":
                 raise RuntimeError(NO_BACKWARD)
+            # in float32 at least: the rounding of a borrowed backward is not the kernel's to answer for
             with torch.enable_grad():
-                tensors = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
+                tensors = [_wider(tensor).requires_grad_() for tensor in ctx.saved_tensors]
                 output = op.reference(*tensors, *ctx.scalars)
-                found = torch.autograd.grad(output, tensors, gradients)
-            return (*found, *(None for _ in ctx.scalars))
+                found = torch.autograd.grad(output, tensors, [_wider(gradient) for gradient in gradients])
+            narrow = [value.to(own.dtype) for value, own in zip(found, ctx.saved_tensors, strict=True)]
+            return (*narrow, *(None for _ in ctx.scalars))
 
     function: Callable[..., Any] = Trained.apply
     return function
+
+
+def differentiable(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """A Python kernel as it is, refused where its output forgot that its inputs need a gradient."""
+
+    def checked(*args: Any) -> Any:
+        output = kernel(*args)
+        needed = any(isinstance(item, torch.Tensor) and item.requires_grad for item in args)
+        if needed and torch.is_grad_enabled() and not output.requires_grad:
+            raise RuntimeError(NO_BACKWARD)
+        return output
+
+    return checked
+
+
+def _wider(tensor: Any) -> Any:
+    detached = tensor.detach()
+    return detached if detached.dtype == torch.float64 else detached.float()
 
 
 def _plain(kernel: Callable[..., Any]) -> Callable[..., Any]:

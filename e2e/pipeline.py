@@ -37,7 +37,7 @@ from e2e.stages.verdict import time_verdict
 FINAL = (Outcome.INCORRECT, Outcome.FAILED, Outcome.NOT_APPLICABLE, Outcome.REFUTED)
 """Outcomes that no later stage can change."""
 STAGES = ((Stage.CHECK, check), (Stage.SCREEN, screen), (Stage.VERDICT, time_verdict))
-RESERVE_RATIO = 0.12
+RESERVE_RATIO = 0.08
 """Share of a cell's time kept for traces, memory and the report."""
 SEED_SPACE = 2**31
 """Run seeds; step seeds count up from a multiple of it, so that those of two runs never meet."""

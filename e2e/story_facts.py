@@ -151,7 +151,7 @@ def _resolution(evidence: Evidence, verdict: Verdict, policy: Policy | None) -> 
         if audit.spread_ratio is not None:
             found += f" beyond the baseline's own spread between runs ({audit.spread_ratio:.1e})"
         replayed = f"{audit.steps_audited:,} of {count(audit.steps_timed, 'timed step')}"
-        yield "verified", f"{replayed} replayed in a fresh process: {found}"
+        yield "verified", f"{replayed} replayed in another process: {found}"
     busy = evidence.device.busy_ratio if evidence.device else None
     if busy is not None:
         yield "device", f"busy {percent(busy)} of the strongest PyTorch step"

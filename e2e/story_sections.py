@@ -67,7 +67,7 @@ def first_sections(result: Result, cell: CellResult, prefix: str, *, is_deciding
     title = "Speed, provisional" if cell.evidence.stage_finished is Stage.SCREEN else "Speed"
     starred = any("*" in row[-1] for row in speed.rows)
     chosen = cell.evidence.candidate
-    lines = (f"the kernel runs in its best mode: {arm(chosen)}",) if chosen else ()
+    lines: tuple[str, ...] = (f"the kernel runs in its best mode: {arm(chosen)}",) if chosen else ()
     lines += ("* decides the outcome",) if starred else ()
     return [Section(f"{prefix}{title}", speed, lines=lines), Section(f"{prefix}Evidence", facts=facts)]
 

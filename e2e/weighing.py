@@ -167,6 +167,15 @@ def _peak(evidence: Evidence, arm: str | None, *, on_device: bool) -> int | None
     return max((peak for peak in peaks if peak is not None), default=None)
 
 
+def by_worker(evidence: Evidence, arm: str) -> list[float]:
+    """Median seconds per step of an arm in each verdict worker."""
+    times: dict[int, list[float]] = {}
+    for segment in evidence.segments:
+        if segment.phase == "verdict" and segment.arm == arm:
+            times.setdefault(segment.worker, []).append(segment.seconds / segment.steps)
+    return [stats.median(values) for values in times.values()]
+
+
 def _of_verdict(evidence: Evidence) -> list[Segment]:
     """Segments that may stand behind a speed-up: pilots chose the arms, so they would flatter the winner."""
     return [segment for segment in evidence.segments if segment.phase == "verdict"]
@@ -228,7 +237,9 @@ def _ceiling(evidence: Evidence, opponent: str | None) -> Estimate | None:
         return None
     arms = [arm for arm in evidence.arms if arm.role is Role.HEADROOM and arm.status == "ok"]
     arms = [arm for arm in arms if arm.name not in evidence.recompiles]
-    contrasts = {arm: stats.block_contrasts(evidence.segments, arm=arm.name, other=opponent) for arm in arms}
+    # The pilot chose both arms: what chose them may not bound them.
+    timed_apart = [segment for segment in evidence.segments if segment.phase != "pilot"]
+    contrasts = {arm: stats.block_contrasts(timed_apart, arm=arm.name, other=opponent) for arm in arms}
     timed = [arm for arm in arms if contrasts[arm]]
     covered = {arm.mode for arm in arms if contrasts[arm] or arm.step_s is not None}
     runs = [find_arm(evidence, name) for name in (opponent, evidence.candidate)]

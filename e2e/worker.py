@@ -202,7 +202,15 @@ class Handlers:
         from e2e.numerics.exercise import model_logits
 
         ids = Examiner.token_rows(self.session, tokens, self.seed)
-        model_logits(self.session, self.op, self.patched, self.kernel, ids=ids, path=Path(path))
+        model_logits(
+            self.session,
+            self.op,
+            self.patched,
+            self.kernel,
+            ids=ids,
+            path=Path(path),
+            constraints=self.manifest.constraints,
+        )
 
     def do_gradients(self, *, path: str, candidate: bool) -> dict[str, Any]:
         """See exercise.gradients."""
@@ -246,9 +254,9 @@ class Handlers:
             candidate = Candidate(self.kernel, self.sha256, frozenset(site.fqn for site in self.patched))
         self.arena = Arena(self.session, self.op, usable, candidate)
 
-    def do_prepare(self, *, arm: str) -> dict[str, Any]:
+    def do_prepare(self, *, arm: str, profiled: bool = True) -> dict[str, Any]:
         """See Arena.prepare."""
-        return self.arena.prepare(arm, seed=self.seed)
+        return self.arena.prepare(arm, seed=self.seed, profiled=profiled)
 
     def do_quick(self, *, arm: str) -> dict[str, Any]:
         """Seconds per step of an arm by this process's own clock, to size segments only."""

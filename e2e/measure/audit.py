@@ -9,7 +9,7 @@ from typing import Any
 
 from e2e.arm_names import ArmName
 from e2e.schema.evidence import Audit
-from e2e.schema.words import Role
+from e2e.schema.words import Mode, Role
 
 SPREAD = 4.0
 """An arm may differ from itself by this many times the largest difference seen between two baseline runs."""
@@ -47,6 +47,8 @@ class Replay:
     arm: str
     committed: Fingerprint
     replayed: Fingerprint | None
+    is_clean: bool = False
+    """Whether the process that replayed it never held the candidate."""
 
     @property
     def repeats(self) -> bool:
@@ -59,32 +61,59 @@ class Replay:
         return math.inf if self.replayed is None else self.committed.distance(self.replayed)
 
 
-def conclude(replays: Sequence[Replay], *, run: int, committed: int, baseline: str | None) -> Audit:
+@dataclass(frozen=True)
+class Tolerance:
+    """How far a replay may be from what was committed, where bits may differ for an honest reason."""
+
+    rounding: float = 0.0
+    """The eager baseline's own relative error: what another order of the same sums changes."""
+    candidate_repeats: bool = True
+    """Whether the kernel gave the same bits when the op check called it twice."""
+
+    def of(self, arm: str, spread: float | None) -> float:
+        """Largest distance allowed to an arm; 0 demands the same bits.
+
+        Eager arms repeat themselves in any process. Compiled ones may have been tuned otherwise there, and a
+        kernel that was seen not to repeat itself cannot be held to bits; a stale output differs far more.
+        """
+        name = ArmName.parse(arm)
+        varies = name.mode is not Mode.EAGER or (name.role is Role.CANDIDATE and not self.candidate_repeats)
+        return min(MOST, max(SPREAD * (spread or 0.0), SPREAD * self.rounding if varies else 0.0))
+
+
+def conclude(
+    replays: Sequence[Replay], *, run: int, committed: int, baseline: str | None, tolerance: Tolerance
+) -> Audit:
     """All replays of a run as one record.
 
-    Arms must repeat themselves bit for bit if the baseline does; otherwise within its own spread.
+    The baseline's spread comes from processes that hold the candidate, as do the arms it is allowed to. A replay
+    in the clean process is measured by its own arm's spread, or a contaminated baseline would excuse itself.
     """
-    own = [replay for replay in replays if _is_like(replay.arm, baseline)]
+    own = [replay for replay in replays if not replay.is_clean and _is_like(replay.arm, baseline)]
     repeats = all(replay.repeats for replay in own) if own else None
-    spread = None
-    if repeats is False:
-        spread = max(replay.distance for replay in own)
-        spread = spread if math.isfinite(spread) else None
-    allowed = 0.0 if spread is None else min(MOST, SPREAD * spread)
+    spread = None if repeats is not False else _spread(own)
     counts: dict[str, tuple[int, int]] = {}
     for replay in replays:
-        wrong, total = counts.get(replay.arm, (0, 0))
-        within = spread is not None and replay.distance <= allowed  # false for NaN
-        differs = not (replay.repeats or within)
-        counts[replay.arm] = (wrong + differs, total + 1)
+        same = [other for other in replays if other.arm == replay.arm and not other.is_clean]
+        allowed = tolerance.of(replay.arm, _spread(same) if replay.is_clean else spread)
+        differs = not (replay.repeats or replay.distance <= allowed)  # NaN is not within anything
+        name = f"{replay.arm} in a clean process" if replay.is_clean else replay.arm
+        wrong, total = counts.get(name, (0, 0))
+        counts[name] = (wrong + differs, total + 1)
     return Audit(
         steps_timed=run,
         steps_committed=committed,
-        steps_audited=len(replays),
+        steps_audited=sum(not replay.is_clean for replay in replays),
         mismatches=[f"{arm}: {wrong} of {total}" for arm, (wrong, total) in counts.items() if wrong],
         baseline_repeats=repeats,
         spread_ratio=spread,
     )
+
+
+def _spread(replays: Sequence[Replay]) -> float | None:
+    """Largest distance between two runs of one step; None where a replay gave nothing to compare."""
+    worst = max((replay.distance for replay in replays if not replay.repeats), default=0.0)
+    return worst if math.isfinite(worst) else None
 
 
 def _is_like(arm: str, baseline: str | None) -> bool:

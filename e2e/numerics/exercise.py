@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from e2e.binding import NO_BACKWARD, trainable
+from e2e.binding import NO_BACKWARD, differentiable, trainable
 from e2e.errors import CandidateError
 from e2e.numerics.captures import clone_call, load_calls
 from e2e.numerics.constraints import declined_by
 from e2e.patch import Patch, copy_sharing_weights, sites_in
-from e2e.protocols import Op, Site
+from e2e.protocols import Op, OpCall, Site
 
 LOUD = (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError, AssertionError)
 """How kernels refuse an input; anything else ends the worker's request."""
@@ -131,12 +131,37 @@ def _outputs(
         return tuple(tensor.clone() for tensor in session.program(model)(*session.batch(seed)))
 
 
+def guarded(op: Op, site: Site, kernel: Callable[..., Any], constraints: list[str]) -> Callable[..., Any]:
+    """The kernel where its declared constraints hold, the site's own forward elsewhere.
+
+    Timed arms need no guard: their shapes are the cell's, and a site that has an excluded call is not patched.
+    """
+    if not constraints:
+        return kernel
+    own, scalars = type(site.module).forward, len(op.scalar_names)
+
+    def call(*args: Any) -> Any:
+        split = len(args) - scalars
+        if declined_by(constraints, op.dims(OpCall(args[:split], args[split:]))) is None:
+            return kernel(*args)
+        return own(site.module, args[0])
+
+    return call
+
+
 def model_logits(
-    session: Any, op: Op, sites: list[Site], kernel: Callable[..., Any], *, ids: Tensor, path: Path
+    session: Any,
+    op: Op,
+    sites: list[Site],
+    kernel: Callable[..., Any],
+    *,
+    ids: Tensor,
+    path: Path,
+    constraints: list[str],
 ) -> None:
     """Teacher-forced logits with the kernel at its sites, saved for the clean side to judge."""
     model = copy_sharing_weights(session.model)
-    Patch(op, sites_in(model, sites), lambda site: kernel)
+    Patch(op, sites_in(model, sites), lambda site: guarded(op, site, kernel, constraints))
     logits = session.logits(model, ids)
     save_file({"logits": logits.reshape(-1, logits.shape[-1]).contiguous()}, path)
 
@@ -160,11 +185,12 @@ def gradients(
     import copy
 
     model = copy.deepcopy(session.model)
+    counter = Counter()
     if kernel is not None:
-        function = kernel if native else trainable(op, kernel, backward)
-        Patch(op, sites_in(model, sites), lambda site: function)
-    loss = session.loss(model, session.batch(seed))
+        function = differentiable(kernel) if native else trainable(op, kernel, backward)
+        Patch(op, sites_in(model, sites), lambda site: counter.around(site, function))
     try:
+        loss = session.loss(model, session.batch(seed))
         loss.backward()
     except RuntimeError as error:
         if NO_BACKWARD in str(error):
@@ -177,6 +203,7 @@ def gradients(
         "loss": float(loss.detach()),
         "with_gradient": sorted(found),
         "parameters": len(list(model.parameters())),
+        "calls": counter.calls,
     }
 
 

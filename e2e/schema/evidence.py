@@ -96,6 +96,8 @@ class OpCheck(Record):
     """Largest error that would have passed."""
     code: ReasonCode | None = None
     message: str = ""
+    repeats: bool | None = None
+    """Whether two calls gave the same bits."""
 
 
 class MutantCheck(Record):
@@ -189,7 +191,7 @@ class MemoryRecord(Record):
 
 
 class Audit(Record):
-    """Timed steps replayed in a fresh process; their fingerprints compared."""
+    """Timed steps replayed in another process; their fingerprints compared."""
 
     steps_timed: int
     steps_committed: int
@@ -239,6 +241,13 @@ class TraceRecord(Record):
     steps: int
 
 
+class CleanTime(Record):
+    """An eager baseline's step in a process that never held the candidate."""
+
+    arm: str
+    step_s: Seconds
+
+
 class DeviceFacts(Record):
     """Where the run happened."""
 
@@ -284,6 +293,7 @@ class Evidence(Record):
     isolated: Isolated | None = None
     segments: list[Segment] = []
     """Stored in samples.csv, not in result.json."""
+    clean_times: list[CleanTime] = []
     workers_finished: int = 0
     """Workers that completed every verdict block."""
     memory: list[MemoryRecord] = []

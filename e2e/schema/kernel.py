@@ -50,8 +50,8 @@ class Manifest(Record):
     entry: str | dict[DType, str]
     """Exported function; one name, or one per dtype."""
     binding: Binding
-    backward: str | None = None
-    """Entry of the backward; `reference` borrows the op's own and says so in the report."""
+    backward: Literal["reference"] | None = None
+    """`reference` borrows the op's own, in float32; entries of a kernel's own backward come with a later version."""
     dtypes: list[DType] = ["float32", "float16", "bfloat16"]
     device: Literal["cpu", "cuda"] | None = None
     """Where it runs; None (Python callables) means wherever the workload runs."""

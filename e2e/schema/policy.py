@@ -68,7 +68,7 @@ class Policy(Record):
     ceiling_workers: int = Field(2, ge=2)
     """Workers that must time the headroom arm before the ceiling may decide."""
     audit_fraction: float = Field(0.05, gt=0, le=1)
-    """Share of timed steps replayed in a fresh process."""
+    """Share of timed steps replayed in another process."""
     traces: bool = True
     numerics: Numerics = Numerics()
     budgets: Budgets = Budgets()

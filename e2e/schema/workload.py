@@ -64,13 +64,6 @@ class Cells(Record):
         return self
 
 
-class TrainSpec(Record):
-    """How the training step is made."""
-
-    optimizer: Literal["sgd", "adamw"] = "adamw"
-    learning_rate: float = 1e-4
-
-
 class Workload(Record):
     """What to run: model, data, task, step, cells."""
 
@@ -80,7 +73,6 @@ class Workload(Record):
     model: ModelSpec
     data: DataSpec
     cells: Cells
-    train: TrainSpec = TrainSpec()
     policy: str | None = None
     """Name of a built-in policy or path of a policy file; `--policy` wins over it."""
     description: str = ""

@@ -19,6 +19,9 @@ def look_back(course: Course) -> None:
     arms = [arm for arm in (course.evidence.baseline, course.evidence.candidate) if arm is not None]
     if len(arms) < 2 or course.pilot is None or not course.pilot.alive:
         return
+    if course.deadline.left_s <= 0:
+        course.learn(unseen=[*course.evidence.unseen, "memory and traces: the time was used up"])
+        return
     stage = course.evidence.stage_finished or Stage.SCREEN
     if course.traces:
         course.progress.stage("traces", "one profiled, untimed pass per arm")

@@ -31,7 +31,7 @@ def check(course: Course) -> None:
     course.progress.stage("check", "loading the model, looking for the op's sites")
     course.clean = course.crew.worker(clean=True)
     _device(course)
-    survey = _survey(course)
+    _survey(course)
     if not course.fqns:
         course.finish(STAGE)
         return
@@ -44,11 +44,15 @@ def check(course: Course) -> None:
     worker = course.crew.candidate_worker(course.fqns, stage=STAGE)
     try:
         _ops(course, worker)  # first: a wrong dtype or shape would only raise somewhere in the model
-        _engage(course, worker, survey)
-        _training(course, worker) if course.crew.cell.step == "train" else _model(course, worker)
-    finally:
-        worker.close()
+        if course.crew.cell.step == "train":
+            _training(course, worker)
+        else:
+            _engage(course, worker)
+            _model(course, worker)
         wait_for(course, warmers)
+    finally:
+        for process in (worker, *(warmer for warmer, _ in warmers)):
+            process.close()
     if warmers:
         begin_pilot(course)
     course.finish(STAGE)
@@ -70,7 +74,7 @@ def _device(course: Course) -> None:
     )
 
 
-def _survey(course: Course) -> list[dict[str, Any]]:
+def _survey(course: Course) -> None:
     """What the model's sites are, which of them mean the op, and which the candidate takes."""
     assert course.clean is not None
     found = course.crew.require(
@@ -90,8 +94,6 @@ def _survey(course: Course) -> list[dict[str, Any]]:
     course.fqns = [record.fqn for record in records if record.status == "patched"]
     _know_sites(course, records, proof="")
     course.progress.note(f"{len(records)} sites of {course.crew.op}, {len(course.fqns)} take the kernel")
-    rows: list[dict[str, Any]] = found["sites"]
-    return rows
 
 
 def _know_sites(course: Course, records: list[SiteRecord], *, proof: str, moved: bool | None = None) -> None:
@@ -146,7 +148,6 @@ def wait_for(course: Course, warmers: list[tuple[Worker, int]]) -> None:
             except WorkerFault as fault:
                 if fault.kind != "raised":
                     break
-        worker.close()
 
 
 def arm_names(course: Course) -> list[ArmName]:
@@ -165,26 +166,23 @@ def mode_problem(course: Course, mode: Mode) -> str | None:
     return None
 
 
-def _engage(course: Course, worker: Worker, survey: list[dict[str, Any]]) -> None:
+def _engage(course: Course, worker: Worker) -> None:
     """One untimed step with counted calls: each patched site must run as often as the op occurs there."""
     course.progress.stage("check", "does the kernel run at its sites?")
-    if course.crew.cell.step == "train":
-        reply: dict[str, Any] = {
-            "calls": {row["fqn"]: row["calls"] for row in survey if row["fqn"] in course.fqns},
-            "watermark_moved": None,
-        }
-    else:
-        reply = course.crew.ask(worker, "engage", stage=STAGE)
-    calls = reply["calls"]
+    reply = course.crew.ask(worker, "engage", stage=STAGE)
+    proof = "calls counted in an untimed step"
+    if reply["watermark_moved"]:
+        proof += "; a constant in its place moved the step's outputs"
+    _know_calls(course, reply["calls"], proof=proof, moved=reply["watermark_moved"])
+
+
+def _know_calls(course: Course, calls: dict[str, Any], *, proof: str, moved: bool | None = None) -> None:
     assert course.evidence.engagement is not None
     records = [
         record.model_copy(update={"calls": int(calls.get(record.fqn, 0))})
         for record in course.evidence.engagement.sites
     ]
-    proof = "calls counted in an untimed step"
-    if reply["watermark_moved"]:
-        proof += "; a constant in its place moved the step's outputs"
-    _know_sites(course, records, proof=proof, moved=reply["watermark_moved"])
+    _know_sites(course, records, proof=proof, moved=moved)
 
 
 def _ops(course: Course, worker: Worker) -> None:
@@ -216,7 +214,7 @@ def _op_check(row: dict[str, Any], remark: dict[str, Any]) -> OpCheck:
         problem = (layout, f"the output's strides are {remark['layout']}")
     if problem and row.get("status", "passed") == "passed":
         row = {**row, "status": "wrong", "code": problem[0], "message": problem[1]}
-    return OpCheck.model_validate({**empty, **row})
+    return OpCheck.model_validate({**empty, **row, "repeats": remark.get("repeats")})
 
 
 def _model(course: Course, worker: Worker) -> None:
@@ -246,6 +244,7 @@ def _training(course: Course, worker: Worker) -> None:
     assert course.clean is not None
     own = course.crew.require(course.clean, "gradients", candidate=False, path=paths[False])
     theirs = course.crew.ask(worker, "gradients", stage=STAGE, candidate=True, path=paths[True])
+    _know_calls(course, theirs["calls"], proof="calls counted in an untimed training step")
     row = course.crew.require(
         course.clean,
         "compare_gradients",

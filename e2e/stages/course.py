@@ -49,6 +49,11 @@ class Course:
     watch: Watch = field(default_factory=lambda: Watch("cpu"))
     facts: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def has_time(self) -> bool:
+        """Whether there is time left beyond what the end of the run needs."""
+        return self.deadline.left_s > self.reserve_s
+
     def learn(self, **found: Any) -> None:
         """Add to the evidence."""
         self.evidence = self.evidence.model_copy(update=found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from e2e import stats
@@ -22,6 +23,7 @@ PILOT_WORKER, CEILING_WORKER = 0, 1
 PILOT_BLOCKS = 2
 """Mirrored blocks of all arms; they choose the modes and are part of no interval."""
 PILOT_SEGMENT_S = 0.1
+CEILING_S = 4.0
 NEAR = 1.05
 TIE_OF_MARGIN = 0.2
 """Arms this share of the margin apart are a tie: a wider one would let the candidate face a weaker baseline."""
@@ -186,10 +188,9 @@ def _ceiling(course: Course) -> None:
     if not fastest or baseline is None or course.pilot is None:
         return
     plan = dict.fromkeys((baseline, *fastest), _verdict_steps(course, baseline))
-    for number in range(PILOT_BLOCKS, PILOT_BLOCKS + course.policy.blocks):
-        _timed(course, course.pilot, plan, phase="ceiling", worker_number=PILOT_WORKER, number=number)
+    _ceiling_blocks(course, course.pilot, plan, worker_number=PILOT_WORKER)
     seen = ceiling(course)
-    if seen is not None and seen.point_estimate < 1 + 2 * course.policy.margin:
+    if course.has_time and seen is not None and seen.point_estimate < 1 + 2 * course.policy.margin:
         _second_ceiling(course, plan)
         seen = ceiling(course)
     if seen is not None:
@@ -197,6 +198,15 @@ def _ceiling(course: Course) -> None:
             f"any kernel for this op: {seen.point_estimate:.3f}x at most "
             f"({seen.lower_bound:.3f} to {seen.upper_bound:.3f})"
         )
+
+
+def _ceiling_blocks(course: Course, worker: Worker, plan: dict[str, int], *, worker_number: int) -> None:
+    """At least the policy's blocks; short ones go on for a while, since many settle the ceiling early."""
+    end = time.monotonic() + CEILING_S
+    number = PILOT_BLOCKS
+    while course.has_time and (number < PILOT_BLOCKS + course.policy.blocks or time.monotonic() < end):
+        _timed(course, worker, plan, phase="ceiling", worker_number=worker_number, number=number)
+        number += 1
 
 
 def headroom_arms(course: Course) -> list[str]:
@@ -211,8 +221,7 @@ def _second_ceiling(course: Course, plan: dict[str, int]) -> None:
             course.crew.require(worker, "prepare", timeout_s=course.policy.budgets.compile_s, arm=name)
         course.crew.require(worker, "settle")
         _timed(course, worker, plan, phase=None, worker_number=CEILING_WORKER, number=0)
-        for number in range(course.policy.blocks):
-            _timed(course, worker, plan, phase="ceiling", worker_number=CEILING_WORKER, number=number)
+        _ceiling_blocks(course, worker, plan, worker_number=CEILING_WORKER)
 
 
 def _verdict_steps(course: Course, arm: str) -> int:

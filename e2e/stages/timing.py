@@ -52,6 +52,12 @@ def run_block(
     course.watch.look()
 
 
+def clean_segment(course: Course, worker: Worker, arm: str, *, steps: int) -> Seconds:
+    """Seconds per step of one segment in the clean process; part of no interval and no audit."""
+    turn = Turn(arm, 0, steps, course.policy.settle_steps, course.seeds.take(steps + course.policy.settle_steps))
+    return _segment(course, worker, turn, stage=Stage.VERDICT, keep=False) / steps
+
+
 def _segment(course: Course, worker: Worker, turn: Turn, *, stage: Stage, keep: bool) -> Seconds:
     """Seconds of the counted steps: from the sync before the first to the sync after the last."""
     limit = course.policy.budgets.call_s

@@ -9,13 +9,14 @@ from typing import Any
 from e2e import stats
 from e2e.arm_names import AS_SHIPPED, ArmName
 from e2e.judge import decided
-from e2e.measure.audit import Fingerprint, Replay, conclude
+from e2e.measure.audit import Fingerprint, Replay, Tolerance, conclude
 from e2e.measure.schedule import steps_for
 from e2e.processes import Worker
-from e2e.schema.words import Role, Stage
+from e2e.schema.evidence import CleanTime
+from e2e.schema.words import Mode, Role, Stage
 from e2e.stages.course import Course
 from e2e.stages.screen import CEILING_WORKER, headroom_arms, record_of
-from e2e.stages.timing import run_block
+from e2e.stages.timing import clean_segment, run_block
 
 STAGE = Stage.VERDICT
 FIRST_WORKER = CEILING_WORKER + 1
@@ -40,7 +41,24 @@ def time_verdict(course: Course) -> None:
         spent = max(spent, time.monotonic() - start)
         if place + 1 in looks and decided(course.evidence, course.policy):
             break
+    _clean_times(course, plan)
     course.finish(STAGE)
+
+
+def _clean_times(course: Course, plan: dict[str, int]) -> None:
+    """Eager baselines timed once more in the process that never held the candidate.
+
+    A candidate can slow its opponents down in the processes it shares with them; it cannot reach this one.
+    """
+    assert course.clean is not None
+    eager = [arm for arm in plan if ArmName.parse(arm).role is Role.BASELINE and ArmName.parse(arm).mode is Mode.EAGER]
+    found = []
+    for arm in eager:
+        if arm != AS_SHIPPED:
+            course.crew.require(course.clean, "prepare", arm=arm)
+        times = [clean_segment(course, course.clean, arm, steps=plan[arm]) for _ in range(course.policy.blocks)]
+        found.append(CleanTime(arm=arm, step_s=stats.median(times)))
+    course.learn(clean_times=found)
 
 
 def _ready_for_audit(course: Course) -> None:
@@ -88,7 +106,8 @@ def _one_worker(course: Course, plan: dict[str, int], *, number: int, place: int
         order = list(plan)
         course.rng.shuffle(order)
         for arm in order:
-            reply = course.crew.ask(worker, "prepare", stage=STAGE, timeout_s=course.policy.budgets.compile_s, arm=arm)
+            limit = course.policy.budgets.compile_s
+            reply = course.crew.ask(worker, "prepare", stage=STAGE, timeout_s=limit, arm=arm, profiled=False)
             know_arm(course, ArmName.parse(arm), reply)
         course.crew.require(worker, "settle")
         for block in range(-1, blocks):
@@ -140,8 +159,15 @@ def _audit(course: Course, plan: dict[str, int]) -> None:
             run=course.steps_run,
             committed=course.steps_committed,
             baseline=course.evidence.baseline,
+            tolerance=_tolerance(course),
         )
     )
+
+
+def _tolerance(course: Course) -> Tolerance:
+    model = course.evidence.model_check
+    repeats = all(check.repeats is not False for check in course.evidence.op_checks)
+    return Tolerance((model.error_baseline or 0.0) if model else 0.0, candidate_repeats=repeats)
 
 
 def _mode_of(arm: str | None) -> tuple[Any, Any]:
@@ -164,5 +190,6 @@ def _compare(
     found = [Fingerprint.read(value) for value in reply.get("digests", [])]
     found += [None] * (len(seeds) - len(found))
     course.replays += [
-        Replay(arm, committed[(arm, seed)], replayed) for seed, replayed in zip(seeds, found, strict=False)
+        Replay(arm, committed[(arm, seed)], replayed, is_clean=worker is course.clean)
+        for seed, replayed in zip(seeds, found, strict=False)
     ]

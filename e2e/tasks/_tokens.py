@@ -51,6 +51,16 @@ class Tokens:
             raise UsageError(f"{label}: id {int(ids.max())} is outside the model's vocabulary of {vocabulary}")
         return cls(ids, vocabulary, label)
 
+    def singles(self, count: int, seed: int) -> Tensor:
+        """One id per row, from a walk over the whole vocabulary: consecutive seeds repeat as late as possible.
+
+        Shapes:
+            -> (count, 1), int64, on the host.
+        """
+        order = np.random.Generator(np.random.PCG64(0)).permutation(self._vocabulary)
+        places = (seed * count + np.arange(count)) % self._vocabulary
+        return torch.from_numpy(order[places].astype(np.int64)[:, None])
+
     def windows(self, count: int, length: int, seed: int) -> Tensor:
         """`count` windows of `length` ids.
 

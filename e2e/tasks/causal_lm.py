@@ -58,8 +58,9 @@ class Session:
         Shapes:
             prefill, train: ids (B, S). decode: ids (B, 1), the token after the cached context.
         """
-        length = 1 if self.cell.step == "decode" else self.cell.sequence
-        return (self.tokens.windows(self.cell.batch, length, seed).to(self.device),)
+        if self.cell.step == "decode":
+            return (self.tokens.singles(self.cell.batch, seed).to(self.device),)
+        return (self.tokens.windows(self.cell.batch, self.cell.sequence, seed).to(self.device),)
 
     def step_ids(self, seed: int) -> Tensor:
         """Every id that the step of that batch depends on, for a reference without a cache.

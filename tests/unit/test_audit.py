@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from e2e.measure.audit import MOST, SPREAD, Fingerprint, Replay, conclude
+from e2e.measure.audit import MOST, SPREAD, Fingerprint, Replay, Tolerance, conclude
 from e2e.schema.evidence import Audit
 
 BASELINE, SHAM, CANDIDATE = "baseline:eager+F.rms_norm", "sham:eager+F.rms_norm", "candidate:eager"
@@ -27,8 +27,8 @@ def off(arm: str, distance: float) -> Replay:
     return Replay(arm, print_of(1, 3.0, 4.0), print_of(2, 3.0, 4.0 + 5 * distance))
 
 
-def concluded(*replays: Replay, run: int = 100, committed: int = 100) -> Audit:
-    return conclude(replays, run=run, committed=committed, baseline=BASELINE)
+def concluded(*replays: Replay, run: int = 100, committed: int = 100, tolerance: Tolerance | None = None) -> Audit:
+    return conclude(replays, run=run, committed=committed, baseline=BASELINE, tolerance=tolerance or Tolerance())
 
 
 # ---- Fingerprints
@@ -108,3 +108,34 @@ def test_another_baselines_spread_excuses_nobody() -> None:
 def test_without_a_replay_of_the_baseline_nothing_is_known_of_it() -> None:
     assert concluded(off(CANDIDATE, 0.001)).baseline_repeats is None
     assert concluded().mismatches == []
+
+
+# ---- Who may differ, and from what
+
+
+def test_a_contaminated_baseline_does_not_excuse_itself() -> None:
+    clean = Replay(BASELINE, print_of(1, 3.0, 4.0), print_of(2, 3.0, 9.0), is_clean=True)
+    found = concluded(same(BASELINE), clean, off(CANDIDATE, 0.01))
+    assert found.mismatches == [f"{BASELINE} in a clean process: 1 of 1", f"{CANDIDATE}: 1 of 1"]
+    assert found.baseline_repeats is True
+
+
+def test_a_clean_replay_is_no_second_audited_step() -> None:
+    clean = Replay(BASELINE, print_of(1), print_of(1), is_clean=True)
+    assert concluded(same(BASELINE), clean).steps_audited == 1
+
+
+def test_a_kernel_that_does_not_repeat_itself_may_round_otherwise_but_not_be_stale() -> None:
+    tolerance = Tolerance(rounding=1e-3, candidate_repeats=False)
+    assert concluded(same(BASELINE), off(CANDIDATE, 3e-3), tolerance=tolerance).mismatches == []
+    assert concluded(same(BASELINE), off(CANDIDATE, 0.9), tolerance=tolerance).mismatches != []
+
+
+def test_a_kernel_that_repeats_itself_is_held_to_bits_in_eager_arms() -> None:
+    assert concluded(same(BASELINE), off(CANDIDATE, 1e-6), tolerance=Tolerance(rounding=1e-3)).mismatches != []
+
+
+def test_a_compiled_arm_may_have_been_tuned_otherwise_in_another_process() -> None:
+    compiled, tolerance = "candidate:compile", Tolerance(rounding=1e-3)
+    assert concluded(same(BASELINE), off(compiled, 3e-3), tolerance=tolerance).mismatches == []
+    assert concluded(same(BASELINE), off(compiled, 0.2), tolerance=tolerance).mismatches != []

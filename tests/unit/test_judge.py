@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from e2e.judge import decided, exit_code, judge
-from e2e.schema.evidence import DeviceFacts, Evidence, Fault, MemoryRecord, MutantCheck, Telemetry, Where
+from e2e.schema.evidence import CleanTime, DeviceFacts, Evidence, Fault, MemoryRecord, MutantCheck, Telemetry, Where
 from e2e.schema.policy import Policy
 from e2e.schema.verdict import Verdict
 from e2e.schema.words import EXIT_CODES, Label, Outcome, ReasonCode, ReasonKind, Stage, kind_of
@@ -190,9 +190,25 @@ def test_a_ceiling_that_allows_the_margin_decides_nothing() -> None:
     assert verdict.latency.ceiling.look == 2
 
 
-def test_pilot_and_verdict_segments_count_for_the_ceiling() -> None:
+def test_what_chose_the_arms_is_no_part_of_their_ceiling() -> None:
     pilot = with_ceiling(1.002, workers=2, phase="pilot")
-    assert judged(pilot, stage_finished=Stage.SCREEN).label is Label.NO_HEADROOM
+    assert judged(pilot, stage_finished=Stage.SCREEN).latency.ceiling is None
+    timed = with_ceiling(1.002, workers=2, phase="ceiling")
+    assert judged(timed, stage_finished=Stage.SCREEN).label is Label.NO_HEADROOM
+
+
+def test_a_baseline_slower_in_every_shared_process_than_in_the_clean_one_blocks() -> None:
+    step_s = judged(WIN).latency.against[0].arm_step_s
+    clean = [CleanTime(arm=ALTERNATIVE, step_s=step_s / 1.3)]
+    verdict = judged(WIN, clean_times=clean)
+    assert (Outcome.INCONCLUSIVE, ReasonCode.BASELINE_UNFAIR) == (verdict.outcome, headline(verdict))
+    near = [CleanTime(arm=ALTERNATIVE, step_s=step_s / 1.02)]
+    assert judged(WIN, clean_times=near).outcome is Outcome.CONFIRMED
+
+
+def test_a_baseline_mode_thrown_out_blocks_where_the_candidate_uses_that_mode() -> None:
+    void = arm("baseline:eager+other", status="void", reason="its outputs are wrong")
+    assert headline(judged(WIN, arms=[*arms(), void])) is ReasonCode.BASELINE_UNFAIR
 
 
 def test_the_ceiling_is_that_of_the_fastest_headroom_arm() -> None:

@@ -74,7 +74,7 @@ def test_evidence_is_in_plain_words() -> None:
     assert said["ran"].startswith("at 33 of 33 sites, 33 calls per step")
     assert "5.23 GiB with the kernel, 5.23 GiB without (the same)" in said["memory"]
     assert said["resolved"].startswith("half-width 0.21 % for a margin of 1 %: 40 mirrored blocks in 5 workers")
-    assert said["verified"] == "32 of 640 timed steps replayed in a fresh process: no mismatch"
+    assert said["verified"] == "32 of 640 timed steps replayed in another process: no mismatch"
     assert said["set-up"] == "build 3.10 s, first step 410 ms, warm step 71.3 ms"
     assert "its author says 12.9x against eager at 16384 x 2048; here 10.4x alone" in said["claim"]
     assert said["not tested"].startswith("other shapes, dtypes, devices and versions; training")
