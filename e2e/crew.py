@@ -56,6 +56,8 @@ class Crew:
     confined: bool = False
     _zygotes: dict[bool, Zygote] = field(default_factory=dict)
     _numbers: Any = field(default_factory=itertools.count)
+    _weights: str | None = None
+    """Checksum of the model, as the first process built it."""
 
     def start(self) -> None:
         """Begin both zygotes' imports, side by side; nothing waits for them yet."""
@@ -88,6 +90,13 @@ class Crew:
             worker.close()
             raise _ours(fault) from fault
         worker.clean = clean
+        self._weights = self._weights or worker.facts["weights"]
+        if worker.facts["weights"] != self._weights:
+            worker.close()
+            raise UsageError(
+                "two processes built two different models from this workload: some of its weights are drawn without a "
+                "seed (missing from the checkpoint, or made by model.factory), so that outputs cannot be compared"
+            )
         return worker
 
     def candidate_worker(self, fqns: list[str], *, stage: Stage) -> Worker:

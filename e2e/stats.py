@@ -150,10 +150,10 @@ def as_estimate(interval: Interval, *, level: float, look: int | None) -> Estima
     )
 
 
-def ceiling_estimate(contrasts: Mapping[int, Sequence[float]]) -> Estimate | None:
+def ceiling_estimate(contrasts: Mapping[int, Sequence[float]], *, level: float = CEILING_LEVEL) -> Estimate | None:
     """The most a kernel can win, from contrasts of headroom against opponent; None without two blocks.
 
-    Fewer than five workers: the envelope of every worker's own 99 % interval of the median over its blocks. A
+    Fewer than five workers: the envelope of every worker's own interval of the median, at `level`, over its blocks. A
     t-interval over two workers has one degree of freedom (its quantile is 64) and says nothing; one worker's
     interval leaves the variation between processes out (METHOD.md B8: 1.9-6.6 % wrong instead of 0.6 %). The
     envelope is wrong on one side only if every worker is. Five or more: a t-interval over worker medians.
@@ -163,12 +163,12 @@ def ceiling_estimate(contrasts: Mapping[int, Sequence[float]]) -> Estimate | Non
     if not estimates:
         return None
     if len(estimates) >= FEW_WORKERS:
-        return as_estimate(t_interval(estimates, CEILING_LEVEL), level=CEILING_LEVEL, look=len(estimates))
+        return as_estimate(t_interval(estimates, level), level=level, look=len(estimates))
     point = math.fsum(estimates) / len(estimates)
-    intervals = [median_interval(values, CEILING_LEVEL) for values in usable.values()]
+    intervals = [median_interval(values, level) for values in usable.values()]
     lower = min(point, *(interval.lower for interval in intervals))
     upper = max(point, *(interval.upper for interval in intervals))
-    return as_estimate(Interval(point, lower, upper), level=CEILING_LEVEL, look=len(estimates))
+    return as_estimate(Interval(point, lower, upper), level=level, look=len(estimates))
 
 
 def median_interval(values: Sequence[float], level: float) -> Interval:

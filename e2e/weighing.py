@@ -104,7 +104,7 @@ def weigh(evidence: Evidence, policy: Policy) -> Case:
         policy=policy,
         against=[row for row in rows if row is not None],
         sham=sham,
-        ceiling=_ceiling(evidence, arms[policy.decides]),
+        ceiling=_ceiling(evidence, arms[policy.decides], level=policy.ceiling_level),
         blocks=sum(map(len, workers[policy.decides].values())),
         workers=len(workers[policy.decides]),
     )
@@ -228,7 +228,7 @@ def _interval_rule(speedup: Estimate, sham: Estimate | None, policy: Policy) -> 
     return Outcome.REFUTED if speedup.upper_bound < bar else Outcome.INCONCLUSIVE
 
 
-def _ceiling(evidence: Evidence, opponent: str | None) -> Estimate | None:
+def _ceiling(evidence: Evidence, opponent: str | None, *, level: float) -> Estimate | None:
     """Opponent's time over the fastest headroom arm of any mode.
 
     None when the opponent's or the candidate's mode has no headroom arm: a slower mode's ceiling is none.
@@ -246,7 +246,7 @@ def _ceiling(evidence: Evidence, opponent: str | None) -> Estimate | None:
     if not timed or not {run.mode for run in runs if run is not None} <= covered:
         return None
     fastest = max(timed, key=lambda arm: stats.median(chain.from_iterable(contrasts[arm].values())))
-    return stats.ceiling_estimate(contrasts[fastest])
+    return stats.ceiling_estimate(contrasts[fastest], level=level)
 
 
 def _sham_arm(evidence: Evidence) -> str | None:

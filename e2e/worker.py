@@ -5,6 +5,7 @@ Nothing it says is believed beyond what the parent stamps or the clean worker ve
 
 from __future__ import annotations
 
+import hashlib
 import os
 import resource
 import socket
@@ -113,6 +114,7 @@ class Handlers:
         return {
             "facts": self.session.facts,
             "sites": len(self.sites),
+            "weights": _weights(self.session.model),
             "device": name,
             "memory": memory,
             "alternatives": list(self.op.alternatives),
@@ -334,6 +336,15 @@ def _wake_cuda(device: str) -> None:
     os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
     torch.cuda._cached_device_count = torch._C._cuda_getDeviceCount()
     torch.cuda.set_device(torch.device(device))
+
+
+def _weights(model: Any) -> str:
+    """Checksum of all parameters and buffers: every process of a run must have built the same model."""
+    from e2e.measure.fingerprint import checksum
+
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    sums = [(name, int(checksum(tensor))) for name, tensor in sorted(tensors, key=lambda item: item[0])]
+    return hashlib.sha256(repr(sums).encode()).hexdigest()
 
 
 def _own(op: Any, site: Any) -> Any:

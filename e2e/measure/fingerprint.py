@@ -29,7 +29,7 @@ class Ring:
 
     def commit(self, outputs: Sequence[Tensor], slot: int) -> None:
         """Write the checksum of `outputs` into `slot`, on the current stream."""
-        sums = torch.stack([_checksum(tensor) for tensor in outputs])
+        sums = torch.stack([checksum(tensor) for tensor in outputs])
         weights = self._weights.get(len(outputs))
         if weights is None:
             places = torch.arange(1, len(outputs) + 1, dtype=torch.int64, device=sums.device)
@@ -56,7 +56,7 @@ class Ring:
         return rows @ self._signs
 
 
-def _checksum(tensor: Tensor) -> Tensor:
+def checksum(tensor: Tensor) -> Tensor:
     """Sum of the bits, read as integers; the last dimension's sums are weighted by their place.
 
     Depends on values and shape only: the same result in another layout has the same checksum.

@@ -51,6 +51,8 @@ class Policy(Record):
     decides: Opponent = "best_pytorch"
     modes: list[Mode] = Field([Mode.EAGER, Mode.COMPILE, Mode.REDUCE_OVERHEAD], min_length=1)
     """Modes of baseline and candidate arms; one that cannot run here is shown with its reason."""
+    alternative_modes: list[Mode] = Field(default=[Mode.EAGER, Mode.COMPILE, Mode.REDUCE_OVERHEAD])
+    """Modes in which the op's PyTorch alternatives compete; a compiler often makes them the same code anyway."""
     looks: list[int] = Field([5, 8, 12], min_length=1)
     """Worker processes at which the interval is looked at."""
     level: float = Field(0.9779, gt=0.5, lt=1)
@@ -67,6 +69,10 @@ class Policy(Record):
     """Steps run after every switch of arm, fingerprinted but not counted."""
     ceiling_workers: int = Field(2, ge=2)
     """Workers that must time the headroom arm before the ceiling may decide."""
+    ceiling_level: float = Field(default=0.99, gt=0.5, lt=1)
+    """Two-sided confidence of each worker's ceiling."""
+    ceiling_s: float = Field(default=4.0, ge=0)
+    """Seconds per worker that short blocks go on for while the ceiling is near the margin."""
     audit_fraction: float = Field(0.05, gt=0, le=1)
     """Share of timed steps replayed in another process."""
     traces: bool = True

@@ -177,7 +177,7 @@ class ReasonText(StrEnum):
     IDENTICAL_CODE_DIFFERS = "two arms with identical code differ, and the candidate does not stand out from that"
     CEILING_EXCEEDED = "the measured gain is larger than the op's whole cost"
     TOO_FEW_WORKERS = "fewer worker processes finished than a verdict needs"
-    BASELINE_UNFAIR = "a baseline mode that the policy requires could not be measured"
+    BASELINE_UNFAIR = "a baseline was not what a user would have: not measured, thrown out, or slowed"
     BUDGET_EXHAUSTED = "the time budget ended before the evidence sufficed"
     RUN_INCOMPLETE = "the run ended before the stage that was asked for"
     GAIN_CONFIRMED = "the gain's lower bound clears the margin and the identical-code control"

@@ -154,7 +154,12 @@ def arm_names(course: Course) -> list[ArmName]:
     """Every arm of the tournament, baselines first and simplest first, then candidates, then headroom."""
     modes = [mode for mode in course.policy.modes if mode_problem(course, mode) is None]
     alternatives = [None, *course.facts["alternatives"]]
-    baselines = [ArmName(Role.BASELINE, mode, other) for mode in modes for other in alternatives]
+    baselines = [
+        ArmName(Role.BASELINE, mode, other)
+        for mode in modes
+        for other in alternatives
+        if other is None or mode in course.policy.alternative_modes
+    ]
     candidates = [ArmName(Role.CANDIDATE, mode) for mode in modes]
     return [*baselines, *candidates, *(ArmName(Role.HEADROOM, mode) for mode in modes)]
 

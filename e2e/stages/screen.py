@@ -23,7 +23,6 @@ PILOT_WORKER, CEILING_WORKER = 0, 1
 PILOT_BLOCKS = 2
 """Mirrored blocks of all arms; they choose the modes and are part of no interval."""
 PILOT_SEGMENT_S = 0.1
-CEILING_S = 4.0
 NEAR = 1.05
 TIE_OF_MARGIN = 0.2
 """Arms this share of the margin apart are a tie: a wider one would let the candidate face a weaker baseline."""
@@ -183,14 +182,15 @@ def _strongest(course: Course, role: Role) -> str | None:
 
 
 def _ceiling(course: Course) -> None:
-    """Strongest baseline against the headroom arms; a second worker only where the ceiling may decide alone."""
+    """Strongest baseline against the headroom arms; a second worker where it can confirm that there is no headroom."""
     baseline, fastest = course.evidence.baseline, headroom_arms(course)
     if not fastest or baseline is None or course.pilot is None:
         return
-    plan = dict.fromkeys((baseline, *fastest), _verdict_steps(course, baseline))
+    opponents = {baseline, AS_SHIPPED} if course.policy.decides == "as_shipped" else {baseline}
+    plan = dict.fromkeys((*sorted(opponents), *fastest), _verdict_steps(course, baseline))
     _ceiling_blocks(course, course.pilot, plan, worker_number=PILOT_WORKER)
     seen = ceiling(course)
-    if course.has_time and seen is not None and seen.point_estimate < 1 + 2 * course.policy.margin:
+    if course.has_time and seen is not None and seen.upper_bound < 1 + course.policy.margin:
         _second_ceiling(course, plan)
         seen = ceiling(course)
     if seen is not None:
@@ -201,12 +201,20 @@ def _ceiling(course: Course) -> None:
 
 
 def _ceiling_blocks(course: Course, worker: Worker, plan: dict[str, int], *, worker_number: int) -> None:
-    """At least the policy's blocks; short ones go on for a while, since many settle the ceiling early."""
-    end = time.monotonic() + CEILING_S
+    """The policy's blocks; while the ceiling is near the margin, short ones go on for a while."""
+    end = time.monotonic() + course.policy.ceiling_s
     number = PILOT_BLOCKS
     while course.has_time and (number < PILOT_BLOCKS + course.policy.blocks or time.monotonic() < end):
         _timed(course, worker, plan, phase="ceiling", worker_number=worker_number, number=number)
         number += 1
+        if number == PILOT_BLOCKS + course.policy.blocks and not _is_near(course):
+            return
+
+
+def _is_near(course: Course) -> bool:
+    """Whether the ceiling, as far as it is known, might decide the run."""
+    seen = ceiling(course)
+    return seen is None or seen.point_estimate < 1 + 2 * course.policy.margin
 
 
 def headroom_arms(course: Course) -> list[str]:

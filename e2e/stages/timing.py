@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from e2e.errors import E2EError
 from e2e.measure.audit import Fingerprint
 from e2e.measure.schedule import Turn, block
 from e2e.processes import Worker, WorkerFault
@@ -55,7 +56,13 @@ def run_block(
 def clean_segment(course: Course, worker: Worker, arm: str, *, steps: int) -> Seconds:
     """Seconds per step of one segment in the clean process; part of no interval and no audit."""
     turn = Turn(arm, 0, steps, course.policy.settle_steps, course.seeds.take(steps + course.policy.settle_steps))
-    return _segment(course, worker, turn, stage=Stage.VERDICT, keep=False) / steps
+    limit = course.policy.budgets.call_s
+    course.crew.require(worker, "stage", arm=arm, seeds=turn.seeds, settle=turn.settle)
+    try:
+        stamps, _ = worker.stamps("go", marks=2, timeout_s=limit)
+    except WorkerFault as fault:
+        raise E2EError(f"a process without the candidate failed: {fault.message}") from fault
+    return (stamps[1] - stamps[0]) / 1e9 / steps
 
 
 def _segment(course: Course, worker: Worker, turn: Turn, *, stage: Stage, keep: bool) -> Seconds:

@@ -53,7 +53,8 @@ def _clean_times(course: Course, plan: dict[str, int]) -> None:
     assert course.clean is not None
     eager = [arm for arm in plan if ArmName.parse(arm).role is Role.BASELINE and ArmName.parse(arm).mode is Mode.EAGER]
     found = []
-    for arm in eager:
+    course.crew.require(course.clean, "settle")
+    for arm in eager if course.deadline.left_s > 0 else []:
         if arm != AS_SHIPPED:
             course.crew.require(course.clean, "prepare", arm=arm)
         times = [clean_segment(course, course.clean, arm, steps=plan[arm]) for _ in range(course.policy.blocks)]
