@@ -14,13 +14,14 @@ from typing import Any
 from e2e.cache import cache_folder
 from e2e.configuration import LoadedWorkload
 from e2e.errors import E2EError, EnvironmentFault, UsageError
-from e2e.integrity.isolation import free_memory_bytes, namespace_prefix, without_secrets
+from e2e.integrity.isolation import WARM_COMPILER, free_memory_bytes, namespace_prefix, without_secrets
 from e2e.measure.machine import has_vectors, thread_count
 from e2e.processes import Worker, WorkerFault, Zygote
 from e2e.protocols import Built
 from e2e.schema.evidence import Fault, Where
+from e2e.schema.kernel import Kernel
 from e2e.schema.policy import Policy
-from e2e.schema.words import ReasonCode, ReasonKind, Stage, kind_of
+from e2e.schema.words import Mode, ReasonCode, ReasonKind, Stage, kind_of
 from e2e.schema.workload import Cell
 
 _MODULES = ("torch._dynamo", "torch._inductor.compile_fx", "transformers", "safetensors.torch", "numpy")
@@ -52,7 +53,9 @@ class Crew:
     seed: int
     policy: Policy
     scratch: Path
-    built: Built
+    kernel: Kernel
+    built: Built | None = None
+    """Set when the compiler is done, which runs beside the zygotes' imports."""
     confined: bool = False
     _zygotes: dict[bool, Zygote] = field(default_factory=dict)
     _numbers: Any = field(default_factory=itertools.count)
@@ -106,6 +109,7 @@ class Crew:
             CandidateFault: the candidate could not be loaded.
         """
         worker = self.worker(clean=False)
+        assert self.built is not None
         self.ask(worker, "bind", stage=stage, built=self.built.model_dump(mode="json"), fqns=fqns)
         self.require(worker, "arena", stage=stage)
         return worker
@@ -128,7 +132,7 @@ class Crew:
         code = _accusation(fault) or _KINDS[fault.kind]
         said = worker.output(600)
         message = fault.message + (f"; it printed: {said}" if said and fault.kind != "raised" else "")
-        where = Where(file=self.built.kernel.path, line=fault.line)
+        where = Where(file=self.kernel.path, line=fault.line)
         worker.close()
         return CandidateFault(Fault(code=code, message=message, stage=stage, where=where))
 
@@ -153,7 +157,7 @@ class Crew:
                 raise self.blame(fault, stage=stage, worker=worker) from fault
             code = _accusation(fault)
             if worker.clean and code is not None and code is not ReasonCode.OUT_OF_MEMORY:
-                where = Where(file=self.built.kernel.path)
+                where = Where(file=self.kernel.path)
                 found = Fault(code=code, message=fault.message, stage=stage, where=where)
                 raise CandidateFault(found) from fault
             raise _ours(fault) from fault
@@ -187,7 +191,7 @@ class Crew:
         }
 
     def _environment(self, clean: bool) -> dict[str, str]:
-        owner = "clean" if clean else self.built.kernel.sha256[:16]
+        owner = "clean" if clean else self.kernel.sha256[:16]
         caches = cache_folder() / "compiled" / owner  # a candidate could poison what it can write
         return {
             **(without_secrets(os.environ)),
@@ -201,9 +205,14 @@ class Crew:
             "TORCHINDUCTOR_COMPILE_THREADS": "1",  # more would start a pool, hence threads, in the zygote
             # the clean worker computes while others compile: waiting threads that spin would hold their cores
             **({"OMP_WAIT_POLICY": "PASSIVE"} if clean and self.device == "cpu" else {}),
+            # the first compilation of a process imports for seconds: once, before the forks
+            **({WARM_COMPILER: "1"} if self._compiles_on_cpu() and not clean else {}),
             # Inductor compiles a probe per vector extension, 5 s of a cold start; the flags are there to read
             **({"TORCHINDUCTOR_VEC_ISA_OK": "1"} if has_vectors() else {}),
         }
+
+    def _compiles_on_cpu(self) -> bool:
+        return self.device == "cpu" and any(mode is not Mode.EAGER for mode in self.policy.modes)
 
     def _model_modules(self) -> list[str]:
         spec = self.workload.workload.model

@@ -58,9 +58,8 @@ def validate(request: Request, progress: Progress) -> Result:
     courses: list[tuple[Cell, Evidence]] = []
     try:
         with reserved(loaded.device, cache_folder() / "locks", progress.note):
-            built = build(loaded, run, progress)
             for cell in cells_of(loaded.workload.workload):
-                courses.append((cell, collect(loaded, built, cell, run, progress)))
+                courses.append((cell, collect(loaded, cell, run, progress)))
     except (E2EError, KeyboardInterrupt) as caught:
         error = caught
         courses += [(caught.cell, caught.evidence)] if isinstance(caught, Interrupted) else []
@@ -144,25 +143,31 @@ def build(loaded: Loaded, run: store.Run, progress: Progress) -> Built | Fault:
     return built
 
 
-def collect(loaded: Loaded, built: Built | Fault, cell: Cell, run: store.Run, progress: Progress) -> Evidence:
+def collect(loaded: Loaded, cell: Cell, run: store.Run, progress: Progress) -> Evidence:
     """Every stage in order, until one ends the run or the asked one is reached."""
-    evidence = Evidence(stage_asked=loaded.request.until, stage_finished=None)
-    if isinstance(built, Fault):
-        return evidence.model_copy(update={"faults": [built]})
-    evidence = evidence.model_copy(update={"builds": [_build_record(built)], "stage_finished": Stage.BUILD})
-    if loaded.request.until is Stage.BUILD:
-        return evidence
     scratch = Path(tempfile.mkdtemp(prefix="e2e-"))
-    course = _course(loaded, built, cell, run, progress, evidence, scratch)
+    course = _course(loaded, cell, run, progress, scratch)
     try:
-        course.crew.start()
-        _stages(course)
+        if loaded.request.until is not Stage.BUILD:
+            course.crew.start()  # before the compiler, whose time the imports then share
+        _build(course, loaded, run)
+        if not course.evidence.faults and loaded.request.until is not Stage.BUILD:
+            _stages(course)
     except (E2EError, KeyboardInterrupt) as error:
         raise Interrupted(error, cell, course.evidence) from error
     finally:
         course.crew.close()
         shutil.rmtree(scratch, ignore_errors=True)
     return course.evidence
+
+
+def _build(course: Course, loaded: Loaded, run: store.Run) -> None:
+    built = build(loaded, run, course.progress)
+    if isinstance(built, Fault):
+        course.fail(built)
+        return
+    course.crew.built = built
+    course.learn(builds=[_build_record(built)], stage_finished=Stage.BUILD)
 
 
 def _stages(course: Course) -> None:
@@ -193,11 +198,9 @@ def _is_final(course: Course) -> bool:
 
 def _course(
     loaded: Loaded,
-    built: Built,
     cell: Cell,
     run: store.Run,
     progress: Progress,
-    evidence: Evidence,
     scratch: Path,
 ) -> Course:
     crew = Crew(
@@ -208,7 +211,7 @@ def _course(
         seed=loaded.seed,
         policy=loaded.policy,
         scratch=scratch,
-        built=built,
+        kernel=loaded.kernel,
     )
     budget = loaded.policy.budgets.cell_s
     return Course(
@@ -217,7 +220,7 @@ def _course(
         progress=progress,
         deadline=Deadline(budget),
         folder=run.folder,
-        evidence=evidence,
+        evidence=Evidence(stage_asked=loaded.request.until, stage_finished=None),
         traces=loaded.request.traces and loaded.policy.traces,
         rng=random.Random(loaded.seed),
         seeds=SeedSource((loaded.seed + 1) * SEED_SPACE),

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Mapping
 
 _PR_SET_PDEATHSIG = 1
+WARM_COMPILER = "E2E_WARM_COMPILER"
+"""Variable that tells a zygote to compile something small before it forks; on a CPU, where that touches no device."""
 _SECRET = re.compile(
     r"TOKEN(?!IZER)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|AUTH(?!OR)|API_?KEY|(ACCESS|PRIVATE)_?KEY|_KEY$",
     re.I,

@@ -83,7 +83,7 @@ def _survey(course: Course) -> None:
         path=str(course.path("calls.safetensors")),
         budget_bytes=course.policy.numerics.capture_bytes,
     )
-    manifest = course.crew.built.kernel.manifest
+    manifest = course.crew.kernel.manifest
     records = []
     for row in found["sites"]:
         why, status = row["incompatible"], "incompatible"
