@@ -1,8 +1,8 @@
-"""Plants a slow op in a real model: a smoothing over time, written the obvious way, token by token.
+"""Plants a slow op in a real model: a smoothing over time, written as one big tensor expression.
 
-It stands for code that people really have: a recurrence with no PyTorch operator for it, and a check on its
-values at every step, which torch.compile cannot take into a graph. A kernel for it has something to win;
-`workloads/planted_slow_op.yaml` shows it.
+It stands for code that people really have: a linear recurrence with no PyTorch operator for it, spelled as its full
+response matrix, quadratic in time. It compiles in one piece, and no fusion makes it linear. A kernel for it has
+something to win; `workloads/planted_slow_op.yaml` shows it.
 """
 
 import torch
@@ -21,18 +21,14 @@ class LeakyIntegrator(nn.Module):
         self.leak = nn.Parameter(leak, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        state = torch.zeros_like(x[:, 0])
-        steps = []
-        for token in x.unbind(1):
-            state = (1 - self.leak) * token + self.leak * state
-            if not bool(torch.isfinite(state).all()):
-                raise ValueError("the state is not finite")
-            steps.append(state)
-        return torch.stack(steps, dim=1)
+        time = torch.arange(x.shape[1], device=x.device)
+        age = (time[:, None] - time[None, :])[:, :, None]  # (S, S, 1): how long ago s was at t
+        response = torch.where(age >= 0, torch.exp(age * torch.log(self.leak)), 0.0) * (1 - self.leak)
+        return (response * x[:, None]).sum(2).to(x.dtype)
 
 
 class Smoothed(nn.Module):
-    """A block's MLP on smoothed input."""
+    """A block's MLP on input whose first channels, as many as there are leaks, are smoothed."""
 
     def __init__(self, mlp: nn.Module, leak: Tensor) -> None:
         super().__init__()
@@ -40,13 +36,14 @@ class Smoothed(nn.Module):
         self.mlp = mlp
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.mlp(self.integrator(x))
+        smooth = self.integrator.leak.numel()
+        return self.mlp(torch.cat([self.integrator(x[..., :smooth].contiguous()), x[..., smooth:]], dim=-1))
 
 
 def build(model: nn.Module) -> nn.Module:
-    """Put a LeakyIntegrator before the MLP of every decoder layer; small leaks keep the model itself."""
-    for layer in model.model.layers:
-        weight = layer.input_layernorm.weight
-        leak = torch.linspace(0.05, 0.25, weight.numel(), device=weight.device).to(weight.dtype)
-        layer.mlp = Smoothed(layer.mlp, leak)
+    """Smooth a quarter of the channels before the MLP of the first decoder layer; small leaks keep the model itself."""
+    layer = model.model.layers[0]
+    weight = layer.input_layernorm.weight
+    leak = torch.linspace(0.05, 0.25, weight.numel() // 4, device=weight.device).to(weight.dtype)
+    layer.mlp = Smoothed(layer.mlp, leak)
     return model
