@@ -250,6 +250,8 @@ def _emit(text: str) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
+        # what is still buffered would fail once more when the interpreter ends, and take the exit code with it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise EnvironmentFault(f"cannot write to stdout: {error.strerror}") from error
 
 

@@ -56,8 +56,10 @@ def _preload(modules: list[str]) -> dict[str, Any]:
     for name in blocked:
         sys.modules[name] = None  # type: ignore[assignment]  # an optional import then fails as if not installed
     import torch
+    import tqdm
 
     torch.set_num_threads(1)
+    tqdm.tqdm.monitor_interval = 0  # its monitor is a thread
     for name in modules:
         try:
             importlib.import_module(name)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from e2e import registry
-from e2e.binding import NO_BACKWARD, registered, trainable
+from e2e.binding import NO_BACKWARD, differentiable, registered, trainable
 from e2e.ops.rms_norm import RmsNorm
 
 torch.set_num_threads(1)
@@ -110,3 +110,18 @@ def test_only_tensors_that_ask_for_a_gradient_get_one() -> None:
     trainable(OP, OP.reference, "reference")(x, frozen, 1e-6).sum().backward()
     assert x.grad is not None
     assert frozen.grad is None
+
+
+def test_a_python_kernel_whose_output_forgot_the_graph_is_refused() -> None:
+    x, weight = inputs(requires_grad=True)
+    with pytest.raises(RuntimeError, match=NO_BACKWARD):
+        differentiable(lambda x, w, eps: OP.reference(x, w, eps).detach())(x, weight, 1e-6)
+
+
+def test_a_python_kernel_that_autograd_follows_is_left_as_it_is() -> None:
+    x, weight = inputs(requires_grad=True)
+    y = differentiable(OP.reference)(x, weight, 1e-6)
+    y.sum().backward()
+    assert x.grad is not None
+    with torch.no_grad():
+        assert not differentiable(OP.reference)(x, weight, 1e-6).requires_grad

@@ -209,14 +209,30 @@ def test_a_site_off_the_path_does_not_move_the_outputs(session: LlamaSession) ->
     assert engage(Detour(), OP, OP.find_sites(session.model), OP.reference, seed=1)["watermark_moved"] is False
 
 
-def test_the_models_logits_are_the_kernels(session: LlamaSession, tmp_path: Path) -> None:
+def logits_with(session: LlamaSession, kernel: Norm, path: Path, *constraints: str) -> Tensor:
     (ids,) = session.batch(1)
     sites = OP.find_sites(session.model)
-    model_logits(session, OP, sites, OP.reference, ids=ids, path=tmp_path / "right")
-    model_logits(session, OP, sites, lambda x, w, eps: 2 * OP.reference(x, w, eps), ids=ids, path=tmp_path / "wrong")
-    own = session.logits(session.model, ids).reshape(-1, tiny.VOCABULARY)
-    torch.testing.assert_close(load_file(tmp_path / "right")["logits"], own)
-    assert not torch.allclose(load_file(tmp_path / "wrong")["logits"], own)
+    model_logits(session, OP, sites, kernel, ids=ids, path=path, constraints=list(constraints))
+    return load_file(path)["logits"]
+
+
+def test_the_models_logits_are_the_kernels(session: LlamaSession, tmp_path: Path) -> None:
+    own = session.logits(session.model, session.batch(1)[0]).reshape(-1, tiny.VOCABULARY)
+    torch.testing.assert_close(logits_with(session, OP.reference, tmp_path / "right"), own)
+    wrong = logits_with(session, lambda x, w, eps: 2 * OP.reference(x, w, eps), tmp_path / "wrong")
+    assert not torch.allclose(wrong, own)
+
+
+def test_calls_that_the_constraints_exclude_run_the_models_own_module(session: LlamaSession, tmp_path: Path) -> None:
+    """The comparison's rows are not the cell's: the guarded kernel is what is judged."""
+
+    def never(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        raise AssertionError("it was called")
+
+    own = session.logits(session.model, session.batch(1)[0]).reshape(-1, tiny.VOCABULARY)
+    assert torch.equal(logits_with(session, never, tmp_path / "guarded", "rows == 1"), own)
+    with pytest.raises(AssertionError, match="it was called"):
+        logits_with(session, never, tmp_path / "unguarded", "rows == 24")
 
 
 def test_isolated_times_are_per_call_and_positive(inputs: Path) -> None:
