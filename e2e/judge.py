@@ -21,6 +21,7 @@ RULES: tuple[Callable[[Case], Iterator[Reason]], ...] = (
     correctness.model_is_wrong,
     correctness.training_is_wrong,
     correctness.replay_differs,
+    correctness.timed_outputs_differ,
     engagement.has_faults,
     engagement.misses_sites,
     speed.no_headroom,

@@ -198,13 +198,13 @@ class Handlers:
 
         return engage(self.session, self.op, self.patched, self.kernel, seed=self.seed)
 
-    def do_logits(self, *, tokens: int, path: str) -> None:
+    def do_logits(self, *, tokens: int, path: str) -> dict[str, Any]:
         """See exercise.model_logits."""
         from e2e.numerics.examine import Examiner
         from e2e.numerics.exercise import model_logits
 
         ids = Examiner.token_rows(self.session, tokens, self.seed)
-        model_logits(
+        calls = model_logits(
             self.session,
             self.op,
             self.patched,
@@ -213,6 +213,7 @@ class Handlers:
             path=Path(path),
             constraints=self.manifest.constraints,
         )
+        return {"calls": calls}
 
     def do_gradients(self, *, path: str, candidate: bool) -> dict[str, Any]:
         """See exercise.gradients."""

@@ -87,7 +87,7 @@ def _become_worker(fds: list[int], request: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     from e2e.worker import run
 
-    code = 70
+    code = 1
     try:
         code = run(socket.socket(fileno=3), request)
     finally:

@@ -258,6 +258,7 @@ def engagement(*sites: SiteRecord, **changes: Any) -> Engagement:
 
 def audit(**changes: Any) -> Audit:
     fields: dict[str, Any] = {
+        "steps_compared": 64,
         "steps_timed": 2400,
         "steps_committed": 2400,
         "steps_audited": 120,

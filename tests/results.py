@@ -212,7 +212,14 @@ def evidence(**changes: Any) -> Evidence:
         segments=segments(),
         workers_finished=5,
         memory=[MemoryRecord(arm=arm, peak_allocated_bytes=5_620_000_000) for arm in STEPS_S],
-        audit=Audit(steps_timed=640, steps_committed=640, steps_audited=32, mismatches=[], baseline_repeats=True),
+        audit=Audit(
+            steps_compared=64,
+            steps_timed=640,
+            steps_committed=640,
+            steps_audited=32,
+            mismatches=[],
+            baseline_repeats=True,
+        ),
         kernel_times=[
             KernelTime(name="rms_norm_kernel<bf16>", calls=33, baseline_s=None, candidate_s=1.287e-3),
             KernelTime(name="vectorized_layer_norm_kernel<bf16>", calls=33, baseline_s=1.337e-3, candidate_s=None),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,15 @@ from e2e.arm_names import ArmName
 from e2e.schema.evidence import Audit
 from e2e.schema.words import Mode, Role
 
+EPSILON = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+"""Spacing of each dtype at 1."""
 SPREAD = 4.0
 """An arm may differ from itself by this many times the largest difference seen between two baseline runs."""
+APART = 32.0
+"""Two right arms' outputs may be this many times the baseline's own error apart: each errs by up to twice that
+error, four projections of one row estimate a distance within a factor of a few, and compiled modes round otherwise."""
+FAR = 0.5
+"""Relative distance beyond which outputs are wrong, however rough the baseline."""
 MOST = 0.05
 """Relative distance beyond which two outputs never count as the same step's, whatever the baseline does."""
 
@@ -79,6 +86,23 @@ class Tolerance:
         name = ArmName.parse(arm)
         varies = name.mode is not Mode.EAGER or (name.role is Role.CANDIDATE and not self.candidate_repeats)
         return min(MOST, max(SPREAD * (spread or 0.0), SPREAD * self.rounding if varies else 0.0))
+
+
+def disagreements(
+    committed: Mapping[tuple[str, int], Fingerprint], *, candidate: str, baseline: str, allowed: float
+) -> tuple[int, int]:
+    """How many of the candidate's timed steps differ from the baseline's on the same input, and of how many.
+
+    A replay by the candidate's own code says that it repeats itself, not that it is right: a kernel that is wrong
+    from its hundredth call on is wrong in the replay too. All arms of a half block get the same inputs, and every
+    step left its projections, so the baseline's answer to the very input is there.
+    """
+    pairs = [
+        (mine, committed[(baseline, seed)])
+        for (arm, seed), mine in committed.items()
+        if arm == candidate and (baseline, seed) in committed
+    ]
+    return sum(not theirs.distance(mine) <= allowed for mine, theirs in pairs), len(pairs)
 
 
 def conclude(

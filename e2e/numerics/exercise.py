@@ -158,12 +158,13 @@ def model_logits(
     ids: Tensor,
     path: Path,
     constraints: list[str],
-) -> None:
-    """Teacher-forced logits with the kernel at its sites, saved for the clean side to judge."""
-    model = copy_sharing_weights(session.model)
-    Patch(op, sites_in(model, sites), lambda site: guarded(op, site, kernel, constraints))
+) -> int:
+    """Teacher-forced logits with the kernel at its sites, saved for the clean side to judge; calls of the kernel."""
+    model, counter = copy_sharing_weights(session.model), Counter()
+    Patch(op, sites_in(model, sites), lambda site: guarded(op, site, counter.around(site, kernel), constraints))
     logits = session.logits(model, ids)
     save_file({"logits": logits.reshape(-1, logits.shape[-1]).contiguous()}, path)
+    return sum(counter.calls.values())
 
 
 def gradients(

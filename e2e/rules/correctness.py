@@ -91,6 +91,14 @@ def replay_differs(case: Case) -> Iterator[Reason]:
         yield Reason(code=code, message=message)
 
 
+def timed_outputs_differ(case: Case) -> Iterator[Reason]:
+    """In timed steps the candidate answered otherwise than the baseline did to the same input."""
+    audit = case.evidence.audit
+    if audit is not None and audit.disagreements:
+        message = f"timed steps whose outputs are not the baseline's on the same input: {some(audit.disagreements)}"
+        yield Reason(code=ReasonCode.MODEL_ERROR_EXCEEDED, message=message)
+
+
 def _role(evidence: Evidence, name: str) -> Role | None:
     arm, prefix = find_arm(evidence, name), name.split(":", 1)[0]
     if arm is not None:
@@ -108,6 +116,8 @@ def outputs_are_unverified(case: Case) -> Iterator[Reason]:
         message = "no timed step was audited"
     elif audit.steps_committed < audit.steps_timed:
         message = f"{audit.steps_committed} of {audit.steps_timed} timed steps committed their outputs"
+    elif not audit.steps_compared and case.deciding is not None and case.deciding.outcome is Outcome.CONFIRMED:
+        message = f"none of {audit.steps_timed} timed steps was compared with the baseline's on the same input"
     elif audit.steps_audited == 0:
         message = f"none of {audit.steps_timed} timed steps was replayed"
     if message:
@@ -122,6 +132,9 @@ def check_has_no_power(case: Case) -> Iterator[Reason]:
     if survivors:
         number = f"{len(survivors)} of {len(evidence.mutants)}"
         message = f"{number} wrong kernels passed the check: {some(survivors)}"
+        yield Reason(code=ReasonCode.CHECK_NO_POWER, message=message)
+    elif evidence.model_check is not None and evidence.model_check.kernel_calls == 0:
+        message = "the kernel's constraints exclude every call of the model-level check, which so says nothing"
         yield Reason(code=ReasonCode.CHECK_NO_POWER, message=message)
     elif finished is not None and finished.rank >= Stage.CHECK.rank and not _captured(evidence, "passed"):
         message = "the kernel passed on no input captured from the model"

@@ -33,7 +33,7 @@ def misses_sites(case: Case) -> Iterator[Reason]:
         yield Reason(code=ReasonCode.NO_SITES, message="0 sites found in this model")
     elif patched == 0:
         yield Reason(code=ReasonCode.SITES_INCOMPATIBLE, message=_why_unpatched(engagement.sites))
-    elif called < patched:
+    elif called < patched and engagement.proof:  # without a proof nothing was run yet
         silent = [site.fqn for site in engagement.sites if site.status == "patched" and site.calls == 0]
         code = ReasonCode.PARTLY_APPLIED if called else ReasonCode.NEVER_CALLED
         message = f"the kernel ran at {called} of {patched} patched sites"

@@ -125,6 +125,8 @@ class ModelCheck(Record):
     top1_baseline: Ratio | None
     status: Literal["passed", "wrong"]
     code: ReasonCode | None = None
+    kernel_calls: int | None = None
+    """Calls of the kernel in it; 0 when its constraints exclude them all, and then the check says nothing."""
 
 
 class TrainingCheck(Record):
@@ -199,6 +201,10 @@ class Audit(Record):
     steps_audited: int
     mismatches: list[str]
     """`arm: n of m`, for arms whose replay did not match."""
+    steps_compared: int = 0
+    """Timed candidate steps whose outputs were compared with the baseline's on the same input."""
+    disagreements: list[str] = []
+    """`arm: n of m`, for arms whose timed outputs are further from the baseline's than rounding explains."""
     baseline_repeats: bool | None
     """Whether the baseline repeats itself bit for bit in another process."""
     spread_ratio: Ratio | None = None

@@ -228,9 +228,9 @@ def _model(course: Course, worker: Worker) -> None:
     crew, tokens = course.crew, _model_tokens(course)
     crew.require(course.clean, "reference_logits", tokens=tokens)
     path = str(course.path("logits.safetensors"))
-    crew.ask(worker, "logits", stage=STAGE, tokens=tokens, path=path)
+    calls = crew.ask(worker, "logits", stage=STAGE, tokens=tokens, path=path).get("calls")
     row = crew.require(course.clean, "compare_logits", path=path, ratio=course.policy.numerics.error_ratio)
-    course.learn(model_check=ModelCheck.model_validate(row))
+    course.learn(model_check=ModelCheck.model_validate({**row, "kernel_calls": calls}))
     crew.require(course.clean, "reference_step")
 
 

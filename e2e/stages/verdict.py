@@ -9,7 +9,7 @@ from typing import Any
 from e2e import stats
 from e2e.arm_names import AS_SHIPPED, ArmName
 from e2e.judge import decided
-from e2e.measure.audit import Fingerprint, Replay, Tolerance, conclude
+from e2e.measure.audit import APART, EPSILON, FAR, Fingerprint, Replay, Tolerance, conclude, disagreements
 from e2e.measure.schedule import steps_for
 from e2e.processes import Worker
 from e2e.schema.evidence import CleanTime
@@ -154,15 +154,29 @@ def _audit(course: Course, plan: dict[str, int]) -> None:
         _compare(course, course.pilot, arm, replayed_as, chosen, fresh)
         if arm == AS_SHIPPED:
             _compare(course, course.clean, arm, arm, chosen, fresh)
-    course.learn(
-        audit=conclude(
-            course.replays,
-            run=course.steps_run,
-            committed=course.steps_committed,
-            baseline=course.evidence.baseline,
-            tolerance=_tolerance(course),
-        )
+    found = conclude(
+        course.replays,
+        run=course.steps_run,
+        committed=course.steps_committed,
+        baseline=course.evidence.baseline,
+        tolerance=_tolerance(course),
     )
+    course.learn(audit=found.model_copy(update=_agreement(course)))
+
+
+def _agreement(course: Course) -> dict[str, Any]:
+    """Every timed step of the candidate against the baseline's answer to the same input."""
+    model, candidate = course.evidence.model_check, str(course.evidence.candidate)
+    rough = (model.error_baseline or 0.0) if model else 0.0
+    floor = EPSILON[course.crew.cell.dtype] / 4
+    wrong, count = disagreements(
+        course.digests,
+        candidate=candidate,
+        baseline=str(course.evidence.baseline),
+        allowed=min(FAR, APART * (rough + floor)),
+    )
+    lines = [f"{candidate}: {wrong} of {count}"] if wrong else []
+    return {"steps_compared": count, "disagreements": lines}
 
 
 def _tolerance(course: Course) -> Tolerance:

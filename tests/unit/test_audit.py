@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from e2e.measure.audit import MOST, SPREAD, Fingerprint, Replay, Tolerance, conclude
+from e2e.measure.audit import MOST, SPREAD, Fingerprint, Replay, Tolerance, conclude, disagreements
 from e2e.schema.evidence import Audit
 
 BASELINE, SHAM, CANDIDATE = "baseline:eager+F.rms_norm", "sham:eager+F.rms_norm", "candidate:eager"
@@ -139,3 +139,22 @@ def test_a_compiled_arm_may_have_been_tuned_otherwise_in_another_process() -> No
     compiled, tolerance = "candidate:compile", Tolerance(rounding=1e-3)
     assert concluded(same(BASELINE), off(compiled, 3e-3), tolerance=tolerance).mismatches == []
     assert concluded(same(BASELINE), off(compiled, 0.2), tolerance=tolerance).mismatches != []
+
+
+# ---- Against the baseline's answer to the same input
+
+
+def test_a_candidate_that_turns_wrong_after_the_check_is_seen_in_its_timed_steps() -> None:
+    committed = {(BASELINE, 1): print_of(1, 3.0, 4.0), (BASELINE, 2): print_of(2, 3.0, 4.0)}
+    committed |= {(CANDIDATE, 1): print_of(3, 3.0, 4.0001), (CANDIDATE, 2): print_of(4, -4.0, 3.0)}
+    found = disagreements(committed, candidate=CANDIDATE, baseline=BASELINE, allowed=1e-3)
+    assert found == (1, 2)
+
+
+def test_a_step_without_a_number_never_agrees() -> None:
+    committed = {(BASELINE, 1): print_of(1, 3.0, 4.0), (CANDIDATE, 1): print_of(3, math.nan, 4.0)}
+    assert disagreements(committed, candidate=CANDIDATE, baseline=BASELINE, allowed=1.0) == (1, 1)
+
+
+def test_inputs_that_only_one_arm_saw_are_not_compared() -> None:
+    assert disagreements({(CANDIDATE, 1): print_of(1)}, candidate=CANDIDATE, baseline=BASELINE, allowed=1.0) == (0, 0)

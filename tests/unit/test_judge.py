@@ -777,3 +777,18 @@ def test_the_order_in_which_segments_are_stored_does_not_matter(segments: Any, s
     shuffled = list(segments)
     shuffler.shuffle(shuffled)
     assert summary(evidence(segments)) == summary(evidence(shuffled))
+
+
+def test_timed_steps_that_answer_otherwise_than_the_baseline_are_incorrect() -> None:
+    verdict = judged(WIN, audit=audit(disagreements=[f"{CANDIDATE}: 40 of 88"]))
+    assert (Outcome.INCORRECT, ReasonCode.MODEL_ERROR_EXCEEDED) == (verdict.outcome, headline(verdict))
+
+
+def test_a_gain_whose_timed_outputs_were_never_compared_is_not_confirmed() -> None:
+    verdict = judged(WIN, audit=audit(steps_compared=0))
+    assert (Outcome.INCONCLUSIVE, ReasonCode.UNVERIFIED_OUTPUTS) == (verdict.outcome, headline(verdict))
+
+
+def test_a_model_check_that_never_called_the_kernel_has_no_power() -> None:
+    verdict = judged(WIN, model_check=model_check(kernel_calls=0))
+    assert (Outcome.INCONCLUSIVE, ReasonCode.CHECK_NO_POWER) == (verdict.outcome, headline(verdict))
