@@ -88,7 +88,7 @@ def write_workload(folder: Path, *, step: str = "prefill", batch: int = 1, seque
 
 
 def write_policy(
-    file: Path, *, call_s: float = 20, cell_s: float = 120, host_bytes: int = 2**30, traces: bool = False
+    file: Path, *, call_s: float = 20, cell_s: float = 240, host_bytes: int = 2**30, traces: bool = False
 ) -> Path:
     """The policy file for runs of the tiny workload."""
     text = _POLICY.format(call_s=call_s, cell_s=cell_s, host_bytes=host_bytes, traces=str(traces).lower())

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers.utils.logging import disable_progress_bar
 
 from e2e.errors import EnvironmentFault, UsageError
 from e2e.schema.workload import ModelSpec
@@ -22,6 +24,7 @@ def load_causal_lm(spec: ModelSpec, *, root: Path, device: str, seed: int) -> nn
         EnvironmentFault: the weights or the config cannot be reached.
         UsageError: the config, the factory or the dtype do not fit.
     """
+    disable_progress_bar()  # a worker's output is quoted where it died
     dtype = getattr(torch, spec.dtype)
     config = _config(spec, root)
     common: dict[str, Any] = {"attn_implementation": spec.attention}
@@ -35,8 +38,10 @@ def load_causal_lm(spec: ModelSpec, *, root: Path, device: str, seed: int) -> nn
             model = AutoModelForCausalLM.from_pretrained(
                 _location(spec, root), revision=spec.revision or "main", config=config, dtype=dtype, **common
             )
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             raise EnvironmentFault(f"the weights of {spec.id} cannot be read: {_first_line(error)}") from error
+        except RuntimeError as error:  # sizes that do not fit the config
+            raise UsageError(f"model.config does not fit the weights of {spec.id}: {_first_line(error)}") from error
     model = model.to(device).eval()
     if spec.factory:
         model = _factory(spec.factory, root)(model).to(device).eval()
