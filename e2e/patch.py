@@ -49,7 +49,7 @@ class Patch:
                 forward = type(site.module).forward if function is None else op.forward_with(site, function)
                 site.module.forward = types.MethodType(forward, site.module)
                 self._sites.append(site)
-        except BaseException:
+        except BaseException:  # re-raised: a patch that was not completed leaves nothing behind
             self.undo()
             raise
 

@@ -92,13 +92,13 @@ def _module(built: Built) -> ModuleType:
         sys.modules[name] = module  # before it runs: dataclasses and Triton look their module up
         try:
             spec.loader.exec_module(module)
-        except BaseException:
+        except BaseException:  # re-raised: a half-imported module must not stay, whatever ended the import
             del sys.modules[name]
             raise
         return module
     except CandidateError:
         raise
-    except Exception as error:
+    except Exception as error:  # re-raised as the candidate's fault: importing runs its code, which may raise anything
         line = _line_in(error, kernel.path)
         raise bind_failed(built, f"it cannot be imported: {type(error).__name__}: {error}", line=line) from error
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from e2e.errors import UsageError
+from e2e.ops._mistakes import without_last_row
 from e2e.protocols import OpCall, Site
 
 
@@ -110,19 +111,13 @@ class ModuleOp:
         return {
             "zeros": lambda x, *state: torch.zeros_like(x),
             "copy of the input": lambda x, *state: x.clone(),
-            "last row dropped": lambda x, *state: _without_last_row(self.reference(x, *state)),
+            "last row dropped": lambda x, *state: without_last_row(self.reference(x, *state)),
             "one per cent too large": lambda x, *state: self.reference(x, *state) * 1.01,
         }
 
 
 def _state(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [*module.named_parameters(), *module.named_buffers()]
-
-
-def _without_last_row(y: Tensor) -> Tensor:
-    rows = y.reshape(-1, y.shape[-1]).clone()
-    rows[-1:] = 0
-    return rows.reshape(y.shape)
 
 
 PLUGIN = ModuleOp()

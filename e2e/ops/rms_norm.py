@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from e2e.ops._mistakes import without_last_row
 from e2e.protocols import OpCall, Site
 
 _EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps")
@@ -138,7 +139,7 @@ class RmsNorm:
                 x, self._exact(x.double() - x.double().mean(-1, keepdim=True), w, eps)
             ),
             "last column dropped": lambda x, w, eps: self._as(x, self._exact(x, w, eps) * _but_last(x)),
-            "last row dropped": lambda x, w, eps: self._as(x, _without_last_row(self._exact(x, w, eps))),
+            "last row dropped": lambda x, w, eps: self._as(x, without_last_row(self._exact(x, w, eps))),
             "neighbouring rows swapped": lambda x, w, eps: self._as(x, _rolled(self._exact(x, w, eps))),
             "5 % of the reduction dropped": lambda x, w, eps: self._as(x, self._short(x, w, eps)),
         }
@@ -164,12 +165,6 @@ def _but_last(x: Tensor) -> Tensor:
     keep = torch.ones(x.shape[-1], dtype=torch.float64, device=x.device)
     keep[-1:] = 0
     return keep
-
-
-def _without_last_row(y: Tensor) -> Tensor:
-    rows = y.reshape(-1, y.shape[-1]).clone()
-    rows[-1:] = 0
-    return rows.reshape(y.shape)
 
 
 def _rolled(y: Tensor) -> Tensor:
