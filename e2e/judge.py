@@ -106,6 +106,9 @@ _INTERVAL_OUTCOMES = {
     ReasonCode.REGRESSION: Outcome.REFUTED,
     ReasonCode.BELOW_MARGIN: Outcome.REFUTED,
     ReasonCode.INTERVAL_STRADDLES: Outcome.INCONCLUSIVE,
+    ReasonCode.MEMORY_REDUCED: Outcome.CONFIRMED,
+    ReasonCode.MEMORY_NOT_REDUCED: Outcome.REFUTED,
+    ReasonCode.MEMORY_UNCERTAIN: Outcome.INCONCLUSIVE,
     ReasonCode.PROMISING: None,
 }
 _LABELS = {code: Label(code.value) for code in ReasonCode if code.value in list(Label)}

@@ -26,7 +26,10 @@ from e2e.schema.evidence import Segment
 from e2e.schema.result import SCHEMA, CellResult, Result
 
 RESULT, DIGEST, SAMPLES = "result.json", "result.sha256", "samples.csv"
-COLUMNS = ("cell", "phase", "worker", "block", "position", "arm", "steps", "seconds", "seed")
+COLUMNS = (
+    *("cell", "phase", "worker", "block", "position", "arm", "steps", "seconds", "seed"),
+    *("clock_hz", "throttled", "device_s"),
+)
 MAX_RESULT_BYTES = 64 * 2**20
 MAX_SAMPLES_BYTES = 256 * 2**20
 """Both far beyond what a run writes; a stored run comes from elsewhere and must not exhaust memory."""
@@ -182,8 +185,15 @@ def _with_segments(cell: CellResult, segments: list[Segment]) -> CellResult:
 
 # ---- samples.csv
 
-_READERS: dict[str, Callable[[str], Any]] = {"phase": str, "arm": str, "seconds": float}
-"""How a column is read; all others are whole numbers."""
+_READERS: dict[str, Callable[[str], Any]] = {
+    "phase": str,
+    "arm": str,
+    "seconds": float,
+    "clock_hz": lambda text: float(text) if text else None,
+    "throttled": lambda text: bool(int(text)) if text else None,
+    "device_s": lambda text: float(text) if text else None,
+}
+"""How a column is read; all others are whole numbers. Nothing between two commas means that it was not seen."""
 
 
 def _samples_bytes(cells: dict[int, list[Segment]]) -> bytes:
@@ -193,9 +203,15 @@ def _samples_bytes(cells: dict[int, list[Segment]]) -> bytes:
     for cell in sorted(cells):
         for segment in cells[cell]:
             row = [getattr(segment, name) for name in COLUMNS[1:]]
-            # repr of a float reads back as the same float, which `gate` relies on.
-            writer.writerow([cell, *(repr(value) if isinstance(value, float) else value for value in row)])
+            writer.writerow([cell, *map(_written, row)])
     return stream.getvalue().encode()
+
+
+def _written(value: Any) -> Any:
+    """A float by `repr`, which reads back as the same float: `gate` relies on it. None as nothing."""
+    if isinstance(value, bool):
+        return int(value)
+    return repr(value) if isinstance(value, float) else value
 
 
 def _parse_samples(content: bytes, num_cells: int, file: Path) -> list[list[Segment]]:

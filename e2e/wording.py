@@ -19,7 +19,13 @@ LABELS = {
     Label.PROMISING: "promising",
 }
 OPPONENTS = {"best_pytorch": "the strongest PyTorch path", "as_shipped": "eager PyTorch as shipped"}
-_MODES = {Mode.EAGER: "eager", Mode.COMPILE: "compile", Mode.REDUCE_OVERHEAD: "compile reduce-overhead"}
+_MODES = {
+    Mode.EAGER: "eager",
+    Mode.COMPILE: "compile",
+    Mode.REDUCE_OVERHEAD: "compile reduce-overhead",
+    Mode.CUDA_GRAPH: "eager in a CUDA graph",
+    Mode.MAX_AUTOTUNE: "compile max-autotune",
+}
 
 
 def clean(text: str, limit: int = 400) -> str:

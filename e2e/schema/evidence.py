@@ -180,16 +180,56 @@ class Segment(Record):
     seconds: Seconds
     seed: int
     """Seed of the inputs."""
+    clock_hz: float | None = None
+    """Mean clock of the device's processors while it ran; None where it cannot be seen."""
+    throttled: bool | None = None
+    """Whether the device slowed itself down meanwhile, for heat or for want of power beyond its normal cap."""
+    device_s: Seconds | None = None
+    """The same steps by the device's own clock, as the worker says; None on a CPU."""
 
 
 class MemoryRecord(Record):
     """Memory of one arm, alone in a process of its own."""
 
     arm: str
+    process: int = 0
+    """Number of the process, from 0; every one is fresh and holds this arm alone."""
     peak_allocated_bytes: Bytes | None = None
     peak_reserved_bytes: Bytes | None = None
     device_used_delta_bytes: Bytes | None = None
     host_high_water_bytes: Bytes | None = None
+    pinned_bytes: Bytes | None = None
+    """Most page-locked host memory held by torch."""
+    growth_bytes: Bytes | None = None
+    """How much more was in use after the last step than after the first."""
+    steps: int | None = None
+
+
+class Steadiness(Record):
+    """One worker's warm-up: until nothing is compiled, captured or taken from the driver, and times have settled."""
+
+    worker: int
+    arm: str
+    steps: int
+    seconds: Seconds
+    is_steady: bool
+    change_ratio: Ratio | None
+    """Relative change of the median step between the last two windows."""
+
+
+class Allocations(Record):
+    """Takes from and returns to the driver, by torch's allocator, in an arm's timed segments."""
+
+    arm: str
+    count: int
+
+
+class Spent(Record):
+    """Where the run's own time went."""
+
+    part: str
+    """`build`, `load`, `compile`, `warm-up`, `timed`, `check`, `audit`, `other`."""
+    seconds: Seconds
 
 
 class Audit(Record):
@@ -276,6 +316,11 @@ class Telemetry(Record):
     temperature_max_c: float | None = None
     throttle_reasons: list[str] = []
     foreign_processes: int | None = None
+    """Most other processes seen on the device at once; the run's own workers are not counted."""
+    samples: int = 0
+    """Readings of the device, ten a second."""
+    changed: list[str] = []
+    """Settings of the machine that were not the same at the end: `power limit 700 W -> 500 W`."""
 
 
 class Evidence(Record):
@@ -300,6 +345,9 @@ class Evidence(Record):
     segments: list[Segment] = []
     """Stored in samples.csv, not in result.json."""
     clean_times: list[CleanTime] = []
+    steadiness: list[Steadiness] = []
+    allocations: list[Allocations] = []
+    spent: list[Spent] = []
     workers_finished: int = 0
     """Workers that completed every verdict block."""
     memory: list[MemoryRecord] = []

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from e2e.schema.record import Record
-from e2e.schema.words import Mode
+from e2e.schema.words import Mode, Stage
 
-Opponent = Literal["best_pytorch", "as_shipped"]
+Opponent = Annotated[str, Field(pattern=r"^(best_pytorch|as_shipped|kernel:.+)$")]
+"""`best_pytorch`, `as_shipped`, or `kernel:SPEC` for a kernel that was adopted already."""
 
 
 class Numerics(Record):
@@ -41,17 +42,47 @@ class Budgets(Record):
     """Most host memory a candidate's process may take beyond its start; 0 means half of what is free."""
 
 
+class Memory(Record):
+    """Rules for a memory outcome; they count when the policy's objective is memory."""
+
+    margin: float = Field(0.01, gt=0, lt=1)
+    """Smallest saving worth adopting, as a share of the baseline's peak."""
+    processes: int = Field(3, ge=3)
+    """Fresh processes per arm."""
+    noninferiority: float = Field(0.01, gt=0, lt=1)
+    """Most the step may be slower, as a share, for a saving to count."""
+
+
+class Pins(Record):
+    """What a run must be for its verdict to count under this policy; None asks for nothing."""
+
+    workload_sha256: str | None = None
+    """Hash of the workload file, as `result.json` has it under `environment`."""
+    weights: Literal["pretrained", "random"] | None = None
+    stage: Stage | None = None
+    """The last stage that must have been asked for."""
+    fresh_seed: bool = False
+    """Refuses a seed that the caller chose."""
+    no_overrides: bool = False
+    """Refuses `--set`."""
+
+
 class Policy(Record):
     """What must hold for which outcome: opponents, margin, schedule, budgets."""
 
     name: str
     margin: float = Field(0.01, gt=0, lt=1)
     """Smallest gain worth adopting: CONFIRMED needs a speed-up above 1 + margin."""
+    objective: Literal["latency", "memory"] = "latency"
     opponents: list[Opponent] = ["best_pytorch", "as_shipped"]
     decides: Opponent = "best_pytorch"
-    modes: list[Mode] = Field([Mode.EAGER, Mode.COMPILE, Mode.REDUCE_OVERHEAD], min_length=1)
+    modes: list[Mode] = Field(list(Mode), min_length=1)
     """Modes of baseline and candidate arms; one that cannot run here is shown with its reason."""
-    alternative_modes: list[Mode] = Field(default=[Mode.EAGER, Mode.COMPILE, Mode.REDUCE_OVERHEAD])
+    required_modes: list[Mode] = Field(default=[])
+    """Baseline modes without which there is no verdict; any other that cannot run here is merely shown."""
+    wins: Literal["any", "all"] = "any"
+    """Cells of a sweep that must show a gain; none may lose more than the margin either way."""
+    alternative_modes: list[Mode] = Field(default=list(Mode))
     """Modes in which the op's PyTorch alternatives compete; a compiler often makes them the same code anyway."""
     looks: list[int] = Field([5, 8, 12], min_length=1)
     """Worker processes at which the interval is looked at."""
@@ -59,6 +90,12 @@ class Policy(Record):
     """Nominal two-sided confidence at each look. Source: Pocock's constant for three looks, 95 % overall."""
     blocks: int = Field(8, ge=4)
     """Mirrored blocks per worker, at least (METHOD.md, correction 3)."""
+    warm_steps: int = Field(10, ge=1)
+    """Steps of every arm in every worker before timing, at least."""
+    warm_s: float = Field(1.0, ge=0)
+    """Seconds of warm-up per arm, at least."""
+    warm_most_s: float = Field(20.0, gt=0)
+    """Seconds of warm-up per arm after which it is given up as not steady."""
     max_blocks: int = Field(20, ge=4)
     """Mirrored blocks per worker, at most: noisy cells get more."""
     segment_s: float = Field(0.25, gt=0)
@@ -76,6 +113,8 @@ class Policy(Record):
     audit_fraction: float = Field(0.05, gt=0, le=1)
     """Share of timed steps replayed in another process."""
     traces: bool = True
+    memory: Memory = Memory()
+    pins: Pins = Pins()
     numerics: Numerics = Numerics()
     budgets: Budgets = Budgets()
 

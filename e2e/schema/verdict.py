@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from e2e.schema.evidence import Where
+from e2e.schema.policy import Opponent
 from e2e.schema.record import Record
 from e2e.schema.words import Label, Outcome, ReasonCode
 from e2e.units import Ratio, Seconds
@@ -24,7 +23,7 @@ class Estimate(Record):
 class Against(Record):
     """The best candidate arm against one opponent."""
 
-    opponent: Literal["best_pytorch", "as_shipped"]
+    opponent: Opponent
     arm: str
     """The opponent's arm."""
     arm_step_s: Seconds

@@ -65,11 +65,24 @@ class Mode(StrEnum):
     EAGER = "eager"
     COMPILE = "compile"
     REDUCE_OVERHEAD = "reduce-overhead"
+    CUDA_GRAPH = "cuda-graph"
+    """Eager code, captured once in a CUDA graph and replayed."""
+    MAX_AUTOTUNE = "max-autotune"
 
     @property
     def rank(self) -> int:
         """Simplicity, from 0 (simplest); ties in the tournament go to the simpler mode."""
         return list(Mode).index(self)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether torch.compile makes its code."""
+        return self in (Mode.COMPILE, Mode.REDUCE_OVERHEAD, Mode.MAX_AUTOTUNE)
+
+    @property
+    def is_graphed(self) -> bool:
+        """Whether its steps are replays of a CUDA graph, which only a CUDA device has."""
+        return self in (Mode.REDUCE_OVERHEAD, Mode.CUDA_GRAPH, Mode.MAX_AUTOTUNE)
 
 
 class ReasonKind(StrEnum):
@@ -123,7 +136,10 @@ class ReasonCode(StrEnum):
     IDENTICAL_CODE_DIFFERS = "identical_code_differs"
     CEILING_EXCEEDED = "ceiling_exceeded"
     TOO_FEW_WORKERS = "too_few_workers"
+    THROTTLED = "throttled"
     BASELINE_UNFAIR = "baseline_unfair"
+    POLICY_NOT_MET = "policy_not_met"
+    STALE_EVIDENCE = "stale_evidence"
     BUDGET_EXHAUSTED = "budget_exhausted"
     RUN_INCOMPLETE = "run_incomplete"
     # interval
@@ -132,9 +148,20 @@ class ReasonCode(StrEnum):
     REGRESSION = "regression"
     BELOW_MARGIN = "below_margin"
     INTERVAL_STRADDLES = "interval_straddles"
+    MEMORY_REDUCED = "memory_reduced"
+    MEMORY_NOT_REDUCED = "memory_not_reduced"
+    MEMORY_UNCERTAIN = "memory_uncertain"
     PROMISING = "promising"
     # advice
     NOISY = "noisy"
+    NOT_STEADY = "not_steady"
+    CLOCK_CONFOUND = "clock_confound"
+    CARRY_OVER = "carry_over"
+    TIMER_DISAGREES = "timer_disagrees"
+    ALLOCATOR_CHURN = "allocator_churn"
+    ENVIRONMENT_CHANGED = "environment_changed"
+    MEMORY_DISAGREES = "memory_disagrees"
+    MEMORY_GROWS = "memory_grows"
     HOST_BOUND = "host_bound"
     CONTENTION = "contention"
     CANNOT_SEE = "cannot_see"
@@ -177,7 +204,10 @@ class ReasonText(StrEnum):
     IDENTICAL_CODE_DIFFERS = "two arms with identical code differ, and the candidate does not stand out from that"
     CEILING_EXCEEDED = "the measured gain is larger than the op's whole cost"
     TOO_FEW_WORKERS = "fewer worker processes finished than a verdict needs"
+    THROTTLED = "the device slowed itself down, for heat or power, more in one arm than in the others"
     BASELINE_UNFAIR = "a baseline was not what a user would have: not measured, thrown out, or slowed"
+    POLICY_NOT_MET = "the run is not of the kind that the policy asks for"
+    STALE_EVIDENCE = "the evidence was taken by another method, or in another environment"
     BUDGET_EXHAUSTED = "the time budget ended before the evidence sufficed"
     RUN_INCOMPLETE = "the run ended before the stage that was asked for"
     GAIN_CONFIRMED = "the gain's lower bound clears the margin and the identical-code control"
@@ -185,8 +215,19 @@ class ReasonText(StrEnum):
     REGRESSION = "the step is slower with the kernel"
     BELOW_MARGIN = "the gain's upper bound lies below the margin"
     INTERVAL_STRADDLES = "the interval contains both a gain worth adopting and none"
+    MEMORY_REDUCED = "the step needs less memory, and is not slower"
+    MEMORY_NOT_REDUCED = "the step needs no less memory"
+    MEMORY_UNCERTAIN = "what was seen of the memory decides nothing"
     PROMISING = "a gain worth a full verdict is possible"
     NOISY = "the interval is wide compared with the margin"
+    NOT_STEADY = "step times had not settled when timing began"
+    CLOCK_CONFOUND = "counted in clock cycles instead of seconds, the interval says something else"
+    CARRY_OVER = "an arm's time depends on which arm ran before it"
+    TIMER_DISAGREES = "the device's own clock and the parent's disagree, in one arm more than in another"
+    ALLOCATOR_CHURN = "device memory was taken from the driver, or given back, in timed segments"
+    ENVIRONMENT_CHANGED = "the machine's settings changed during the run"
+    MEMORY_DISAGREES = "the sources of memory figures disagree"
+    MEMORY_GROWS = "memory in use grows from step to step"
     HOST_BOUND = "the device waits for the host"
     CONTENTION = "other processes used the machine during timing"
     CANNOT_SEE = "this machine does not show a quantity that e2e wanted to read"

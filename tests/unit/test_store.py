@@ -13,7 +13,7 @@ from e2e.errors import StoredRunError, UsageError
 from e2e.judge import judge
 from e2e.schema.evidence import Segment
 from e2e.schema.result import CellResult
-from e2e.store import DIGEST, RESULT, SAMPLES, Run, find, json_schema, load, to_json
+from e2e.store import COLUMNS, DIGEST, RESULT, SAMPLES, Run, find, json_schema, load, to_json
 from tests import results
 
 
@@ -164,7 +164,7 @@ def test_samples_are_written_piece_by_piece(tmp_path: Path) -> None:
     run.write_samples(first, cell=1)
     lines = (run.folder / SAMPLES).read_text().splitlines()
     assert len(lines) == 1 + 9 + 4
-    assert lines[0] == "cell,phase,worker,block,position,arm,steps,seconds,seed"
+    assert lines[0] == ",".join(COLUMNS)
     assert lines[-1].startswith("1,")
 
 
