@@ -17,6 +17,7 @@ from e2e.measure.fingerprint import Ring
 from e2e.patch import Patch, copy_sharing_weights, observed, sites_in
 from e2e.protocols import Op, Site
 from e2e.schema.words import Mode, Role
+from e2e.units import Seconds
 
 REGION = "Torch-Compiled Region"
 """What torch calls a compiled region in a profile; an arm called compiled must have entered one."""
@@ -60,6 +61,36 @@ class CountingBackend:
         return self._inductor(graph, inputs)
 
 
+class GraphedStep:
+    """Eager code captured once in a CUDA graph: a call copies the inputs in and replays it.
+
+    Outputs are the same tensors every time, overwritten by the next replay.
+    """
+
+    def __init__(self, program: nn.Module, batch: tuple[Tensor, ...], *, before: Callable[[], None]) -> None:
+        self._inputs = tuple(tensor.clone() for tensor in batch)
+        self._graph = torch.cuda.CUDAGraph()
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.no_grad(), torch.cuda.stream(aside):  # lazy set-up must not happen while capturing
+            for _ in range(_STEPS_BEFORE_CAPTURE):
+                before()
+                program(*self._inputs)
+        torch.cuda.current_stream().wait_stream(aside)
+        before()
+        with torch.no_grad(), torch.cuda.graph(self._graph):
+            self._outputs = program(*self._inputs)
+
+    def __call__(self, *batch: Tensor) -> tuple[Tensor, ...]:
+        torch._foreach_copy_(self._inputs, batch)
+        self._graph.replay()
+        outputs: tuple[Tensor, ...] = self._outputs
+        return outputs
+
+
+_STEPS_BEFORE_CAPTURE = 3
+
+
 class Arena:
     """All arms of one worker."""
 
@@ -69,6 +100,7 @@ class Arena:
         self._sites = sites
         self._candidate = candidate
         self._registered: Any = None
+        self._captured_calls = 0
         self._arms: dict[str, Arm] = {}
         self._ring = Ring(SLOTS, session.device)
 
@@ -80,13 +112,16 @@ class Arena:
         program = self._session.program(model)
         backend = None
         run: Callable[..., Any] = program
-        if arm_name.mode is not Mode.EAGER:
+        if arm_name.mode.is_compiled:
             backend = CountingBackend(arm_name.mode)
             backend.watched = self._registered
             run = _compiled(program, backend)
         arm = Arm(arm_name, run, backend, seed if arm_name.role is Role.HEADROOM else None)
         self._arms[name] = arm
         start = time.perf_counter()
+        if arm_name.mode is Mode.CUDA_GRAPH:
+            self._captured_calls = 0
+            arm.program = GraphedStep(program, self.batches(arm, [seed])[0], before=self._before_capture)
         broken = self._first_step(arm, program, seed)
         first_step_s = time.perf_counter() - start
         self.run(name, seeds=[seed + 1, seed + 2])
@@ -120,20 +155,52 @@ class Arena:
             digests += self._ring.read(len(batches))
         return digests
 
-    def timed(self, name: str, *, batches: list[Any], settle: int, mark: Callable[[], None]) -> list[Any]:
-        """`settle` uncounted steps, a mark, then the timed ones, a mark; all of them leave a fingerprint."""
+    def timed(self, name: str, *, batches: list[Any], settle: int, mark: Callable[[], None]) -> dict[str, Any]:
+        """`settle` uncounted steps, a mark, then the timed ones, a mark; all of them leave a fingerprint.
+
+        Beside the fingerprints: the timed steps by the device's own clock, and how often torch's allocator turned
+        to the driver meanwhile; both None on a CPU.
+        """
         arm = self._arms[name]
+        clock = DeviceClock() if self._session.device != "cpu" else None
         if len(batches) > self._ring.slots:
             self._ring = Ring(len(batches), self._session.device)
         self.sync()
         for place, batch in enumerate(batches):
             if place == settle:
                 self.sync()
+                before = _driver_calls(self._session.device)
                 mark()
+                if clock is not None:
+                    clock.start()
             self._step(arm, batch, place)
+        if clock is not None:
+            clock.stop()
         self.sync()
         mark()
-        return self._ring.read(len(batches))
+        after = _driver_calls(self._session.device)
+        return {
+            "digests": self._ring.read(len(batches)),
+            "device_s": clock.seconds if clock is not None else None,
+            "allocations": after - before if after is not None and before is not None else None,
+        }
+
+    def clocked(self, name: str, *, seed: int, count: int) -> list[Seconds]:
+        """Seconds of each of `count` steps by this process's clock, for warming up only."""
+        arm, times = self._arms[name], []
+        batches = self.batches(arm, [seed + place for place in range(count)])
+        for batch in batches:
+            self.sync()
+            start = time.perf_counter()
+            self._step(arm, batch, 0)
+            self.sync()
+            times.append(time.perf_counter() - start)
+        return times
+
+    def disturbances(self) -> int:
+        """Compilations and calls of the driver's allocator so far: while they grow, nothing is steady."""
+        graphs = int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+        return graphs + (_driver_calls(self._session.device) or 0)
 
     def batches(self, arm: Arm | str, seeds: list[int]) -> list[Any]:
         """Fresh inputs, one per seed; a headroom arm always gets the batch whose outputs it replays."""
@@ -159,7 +226,7 @@ class Arena:
     def _execute(self, arm: Arm, batch: Any) -> tuple[Tensor, ...]:
         with torch.no_grad():
             self._session.reset()
-            if arm.name.mode is Mode.REDUCE_OVERHEAD:
+            if arm.name.mode.is_graphed and arm.name.mode.is_compiled:
                 torch.compiler.cudagraph_mark_step_begin()
             return arm.program(*batch)
 
@@ -181,6 +248,8 @@ class Arena:
             raise RuntimeError("no candidate in this worker")
         if mode is Mode.EAGER:
             return self._candidate.kernel
+        if mode is Mode.CUDA_GRAPH:
+            return self._counted(self._candidate.kernel)
         if self._registered is None:
             self._registered = registered(
                 self._op,
@@ -190,6 +259,19 @@ class Arena:
             )
         function: Callable[..., Any] = self._registered
         return function
+
+    def _counted(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        """The kernel, counting its calls: those of the capture are those of every replay, which makes none."""
+
+        def call(*args: Any) -> Any:
+            self._captured_calls += 1
+            return kernel(*args)
+
+        return call
+
+    def _before_capture(self) -> None:
+        self._captured_calls = 0
+        self._session.reset()
 
     def _replay(self, sites: list[Site], mode: Mode, seed: int) -> None:
         """Record every site's true output for one batch, then return it instead of computing it."""
@@ -203,8 +285,8 @@ class Arena:
         for site in sites:
             outputs = recorded.get(site.fqn, [])
             if len(outputs) == 1:
-                forward = _replay_eager(outputs[0]) if mode is Mode.EAGER else _replay_compiled(site, outputs[0])
-            elif outputs and mode is Mode.EAGER:
+                forward = _replay_compiled(site, outputs[0]) if mode.is_compiled else _replay_eager(outputs[0])
+            elif outputs and not mode.is_compiled:
                 forward = _replay_several(outputs)
             else:
                 raise RuntimeError(f"{site.fqn} ran {len(outputs)} times in a step: its outputs cannot be replayed")
@@ -216,7 +298,8 @@ class Arena:
         Without a profile the graphs that the compiler was handed stand for the regions.
         """
         if arm.backend is None:
-            return {"regions": None, "kernel_calls": None}
+            is_captured = arm.name.role is Role.CANDIDATE and arm.name.mode is Mode.CUDA_GRAPH
+            return {"regions": None, "kernel_calls": self._captured_calls if is_captured else None}
         if not profiled:
             return {"regions": arm.backend.graphs, "kernel_calls": arm.backend.nodes}
         from torch.profiler import ProfilerActivity, profile
@@ -228,6 +311,34 @@ class Arena:
         names = [event.name for event in profiler.events() or []]
         regions = sum(1 for name in names if name.startswith(REGION))
         return {"regions": regions, "kernel_calls": arm.backend.nodes}
+
+
+class DeviceClock:
+    """Two events on the current stream: what lies between them by the device's own clock."""
+
+    def __init__(self) -> None:
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+
+    def start(self) -> None:
+        """Before the first step."""
+        self._events[0].record()
+
+    def stop(self) -> None:
+        """After the last."""
+        self._events[1].record()
+
+    @property
+    def seconds(self) -> Seconds:
+        """Between the two; the device must have been waited for."""
+        return float(self._events[0].elapsed_time(self._events[1])) / 1e3
+
+
+def _driver_calls(device: str) -> int | None:
+    """How often torch's allocator took memory from the driver or gave it back; None on a CPU."""
+    if device == "cpu":
+        return None
+    known = torch.cuda.memory_stats()
+    return int(known.get("num_device_alloc", 0) + known.get("num_device_free", 0))
 
 
 def _compiled(program: nn.Module, backend: CountingBackend, *, fullgraph: bool = True) -> Callable[..., Any]:

@@ -21,7 +21,7 @@ from e2e.protocols import Built
 from e2e.schema.evidence import Fault, Where
 from e2e.schema.kernel import Kernel
 from e2e.schema.policy import Policy
-from e2e.schema.words import Mode, ReasonCode, ReasonKind, Stage, kind_of
+from e2e.schema.words import ReasonCode, ReasonKind, Stage, kind_of
 from e2e.schema.workload import Cell
 
 _MODULES = ("torch._dynamo", "torch._inductor.compile_fx", "transformers", "safetensors.torch", "numpy")
@@ -212,7 +212,7 @@ class Crew:
         }
 
     def _compiles_on_cpu(self) -> bool:
-        return self.device == "cpu" and any(mode is not Mode.EAGER for mode in self.policy.modes)
+        return self.device == "cpu" and any(mode.is_compiled for mode in self.policy.modes)
 
     def _model_modules(self) -> list[str]:
         spec = self.workload.workload.model

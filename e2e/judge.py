@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from e2e.rules import advice, correctness, engagement, speed
+from e2e.rules import advice, conditions, correctness, engagement, speed
 from e2e.schema.evidence import Evidence
 from e2e.schema.policy import Policy
 from e2e.schema.verdict import Latency, Reason, Verdict
@@ -29,6 +29,7 @@ RULES: tuple[Callable[[Case], Iterator[Reason]], ...] = (
     correctness.check_has_no_power,
     engagement.is_off_path,
     speed.recompiled,
+    conditions.throttled,
     speed.identical_code_differs,
     speed.exceeds_ceiling,
     speed.baseline_is_unfair,
@@ -37,6 +38,13 @@ RULES: tuple[Callable[[Case], Iterator[Reason]], ...] = (
     speed.screened,
     speed.decided_by_interval,
     advice.advice,
+    conditions.not_steady,
+    conditions.clock_confound,
+    conditions.carries_over,
+    conditions.timers_disagree,
+    conditions.allocator_churns,
+    conditions.environment_changed,
+    conditions.contention,
 )
 """Within a kind this order stands, and of two reasons with one code the first."""
 

@@ -162,7 +162,8 @@ def collect(loaded: Loaded, cell: Cell, run: store.Run, progress: Progress) -> E
 
 
 def _build(course: Course, loaded: Loaded, run: store.Run) -> None:
-    built = build(loaded, run, course.progress)
+    with course.spending("build"):
+        built = build(loaded, run, course.progress)
     if isinstance(built, Fault):
         course.fail(built)
         return
@@ -175,7 +176,8 @@ def _stages(course: Course) -> None:
         for stage, work in STAGES:
             if stage.rank > course.evidence.stage_asked.rank or _is_final(course):
                 break
-            work(course)
+            with course.spending("check" if stage is Stage.CHECK else "other"):
+                work(course)
     except CandidateFault as caught:
         course.fail(caught.fault)
     telemetry, unseen = course.watch.end()

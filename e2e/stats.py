@@ -85,6 +85,32 @@ def block_contrasts(segments: Iterable[Segment], *, arm: str, other: str) -> dic
     return contrasts
 
 
+def half_contrasts(segments: Iterable[Segment], *, arm: str, other: str) -> dict[int, list[float]]:
+    """Per worker, one log ratio for every mirrored block: how much more `arm` gained from its first half to its
+    second than `other` did.
+
+    In the two halves each arm has other predecessors, so that what an arm inherits from them shows here.
+
+    Units:
+        Natural logarithm of a ratio of ratios of seconds per step.
+
+    Source:
+        METHOD.md B5.14.
+    """
+    blocks: dict[tuple[int, int], list[Segment]] = {}
+    for segment in segments:
+        if segment.arm in (arm, other):
+            blocks.setdefault((segment.worker, segment.block), []).append(segment)
+    contrasts: dict[int, list[float]] = {}
+    for (worker, _), members in sorted(blocks.items(), key=lambda item: item[0]):
+        ordered = sorted(members, key=lambda segment: segment.position)
+        mine, others = ([s for s in ordered if s.arm == name] for name in (arm, other))
+        if len(mine) == len(others) == 2:
+            gains = [_mean_log_step(pair[:1]) - _mean_log_step(pair[1:]) for pair in (mine, others)]
+            contrasts.setdefault(worker, []).append(gains[0] - gains[1])
+    return contrasts
+
+
 def _is_mirrored(mine: Sequence[Segment], others: Sequence[Segment]) -> bool:
     """Whether both arms have as many segments around the same centre, so that a linear drift cancels."""
     same_number = len(mine) == len(others) > 0

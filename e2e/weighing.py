@@ -32,6 +32,10 @@ class Case:
     blocks: int
     workers: int
     """Workers whose verdict blocks count."""
+    cycles: Estimate | None = None
+    """The deciding speed-up counted in clock cycles instead of seconds; None where clocks were not seen."""
+    carry_over: Estimate | None = None
+    """How much more the candidate gains from the first half of a block to the second than its opponent does."""
 
     @property
     def bar(self) -> float:
@@ -99,10 +103,13 @@ def weigh(evidence: Evidence, policy: Policy) -> Case:
     arms = {opponent: opponent_arm(evidence, opponent) for opponent in policy.opponents}
     workers = {opponent: _blocks(timed, policy, arm=evidence.candidate, other=arm) for opponent, arm in arms.items()}
     rows = [_against(evidence, policy, opponent=o, workers=workers[o], sham=sham) for o in policy.opponents]
+    deciding = arms[policy.decides]
     return Case(
         evidence=evidence,
         policy=policy,
         against=[row for row in rows if row is not None],
+        cycles=_in_cycles(timed, policy, arm=evidence.candidate, other=deciding),
+        carry_over=_carry_over(timed, policy, arm=evidence.candidate, other=deciding),
         sham=sham,
         ceiling=_ceiling(evidence, arms[policy.decides], level=policy.ceiling_level),
         blocks=sum(map(len, workers[policy.decides].values())),
@@ -197,6 +204,29 @@ def _speedup(workers: _Workers, policy: Policy) -> Estimate | None:
     return stats.as_estimate(interval, level=policy.level, look=len(estimates))
 
 
+def _in_cycles(timed: Sequence[Segment], policy: Policy, *, arm: str | None, other: str | None) -> Estimate | None:
+    """Time x clock: what a change of clock between the arms would hide or pretend. Source: METHOD.md B5.13."""
+    mine = [segment for segment in timed if segment.arm in (arm, other)]
+    if not mine or any(segment.clock_hz is None for segment in mine):
+        return None
+    cycles = [s.model_copy(update={"seconds": s.seconds * s.clock_hz}) for s in mine if s.clock_hz]
+    return _speedup(_blocks(cycles, policy, arm=arm, other=other), policy)
+
+
+def _carry_over(timed: Sequence[Segment], policy: Policy, *, arm: str | None, other: str | None) -> Estimate | None:
+    if arm is None or other is None:
+        return None
+    estimates = stats.worker_estimates(stats.half_contrasts(timed, arm=arm, other=other))
+    if len(estimates) < policy.looks[0]:
+        return None
+    interval = stats.t_interval(estimates, CARRY_OVER_LEVEL)
+    return stats.as_estimate(interval, level=CARRY_OVER_LEVEL, look=len(estimates))
+
+
+CARRY_OVER_LEVEL = 0.99
+"""Source: METHOD.md B5.14."""
+
+
 def _against(
     evidence: Evidence, policy: Policy, *, opponent: Opponent, workers: _Workers, sham: Estimate | None
 ) -> Against | None:
@@ -214,11 +244,11 @@ def _against(
         arm_step_s=arm_step_s,
         candidate_step_s=candidate_step_s,
         speedup=speedup,
-        outcome=_interval_rule(speedup, sham, policy),
+        outcome=interval_rule(speedup, sham, policy),
     )
 
 
-def _interval_rule(speedup: Estimate, sham: Estimate | None, policy: Policy) -> Outcome:
+def interval_rule(speedup: Estimate, sham: Estimate | None, policy: Policy) -> Outcome:
     """METHOD.md B5.12: confirm above margin and identical code, refute below the margin, else go on."""
     bar = 1 + policy.margin
     if not is_look(speedup, policy) or is_drowned(speedup, sham, policy):

@@ -269,6 +269,18 @@ class Handlers:
         self.arena.run(arm, seeds=[self.seed + place for place in range(3)])
         return {"step_s": (time.perf_counter() - start) / 3}
 
+    def do_warm_up(self, *, arm: str, warm_steps: int, warm_s: float, warm_most_s: float) -> dict[str, Any]:
+        """See steady.until_steady; the clock is this process's own, and no interval rests on it."""
+        from e2e.measure.steady import until_steady
+
+        return until_steady(
+            lambda count: self.arena.clocked(arm, seed=self.seed, count=count),
+            self.arena.disturbances,
+            least_steps=warm_steps,
+            least_s=warm_s,
+            most_s=warm_most_s,
+        )
+
     def do_settle(self) -> None:
         """Before timing: stop compile workers, which would count as the candidate's children, and collect."""
         import gc
@@ -303,8 +315,8 @@ class Handlers:
         arm, batches, settle = self._staged
         self._staged = None
         before = counters["stats"]["unique_graphs"]
-        digests = self.arena.timed(arm, batches=batches, settle=settle, mark=self._mark)
-        return {"digests": digests, "recompiled": counters["stats"]["unique_graphs"] != before}
+        found = self.arena.timed(arm, batches=batches, settle=settle, mark=self._mark)
+        return {**found, "recompiled": counters["stats"]["unique_graphs"] != before}
 
     def _mark(self) -> None:
         self._channel.send({"mark": 1, "id": self.asked})

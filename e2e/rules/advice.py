@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from e2e import wording
-from e2e.schema.evidence import Evidence
 from e2e.schema.verdict import Reason
 from e2e.schema.words import ReasonCode
 from e2e.weighing import Case
 
 BUSY_RATIO = 0.7
 """Device-busy share below which the device is said to wait for the host."""
-CPU_PRESSURE, STEAL = 0.10, 0.02
-"""Shares of time above which others used the machine. Source: METHOD.md B5.3."""
 
 
 def advice(case: Case) -> Iterator[Reason]:
-    """Noise, a waiting device, company on the machine, and what could not be seen."""
+    """Noise, a waiting device, and what could not be seen."""
     evidence, device = case.evidence, case.evidence.device
     half = case.half_width
     if half is not None and half > 2 * case.policy.margin:
@@ -27,24 +24,8 @@ def advice(case: Case) -> Iterator[Reason]:
         idle = wording.percent(1 - device.busy_ratio)
         message = f"the device is idle for {idle} of the best baseline's step"
         yield Reason(code=ReasonCode.HOST_BOUND, message=message)
-    others = _contention(evidence)
-    if others:
-        yield Reason(code=ReasonCode.CONTENTION, message="; ".join(others))
     if evidence.unseen:
         yield Reason(code=ReasonCode.CANNOT_SEE, message="; ".join(evidence.unseen))
     if evidence.random_weights:
         message = "random weights: times hold, outputs mean little"
         yield Reason(code=ReasonCode.RANDOM_WEIGHTS, message=message)
-
-
-def _contention(evidence: Evidence) -> list[str]:
-    """Signs of others on the machine; what cannot be seen is no sign."""
-    seen = evidence.telemetry
-    found = []
-    if seen.cpu_pressure_ratio is not None and seen.cpu_pressure_ratio > CPU_PRESSURE:
-        found.append(f"processes waited for a CPU {wording.percent(seen.cpu_pressure_ratio)} of the time")
-    if seen.steal_ratio is not None and seen.steal_ratio > STEAL:
-        found.append(f"the hypervisor took {wording.percent(seen.steal_ratio)} of CPU time")
-    if seen.foreign_processes is not None and seen.foreign_processes > 0:
-        found.append(f"{seen.foreign_processes} other processes on the device")
-    return found

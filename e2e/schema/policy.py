@@ -96,8 +96,8 @@ class Policy(Record):
     """Seconds of warm-up per arm, at least."""
     warm_most_s: float = Field(20.0, gt=0)
     """Seconds of warm-up per arm after which it is given up as not steady."""
-    max_blocks: int = Field(20, ge=4)
-    """Mirrored blocks per worker, at most: noisy cells get more."""
+    max_blocks: int = Field(60, ge=4)
+    """Mirrored blocks per worker, at most: noisy cells get more, as far as the budget allows."""
     segment_s: float = Field(0.25, gt=0)
     """Target length of one timed segment."""
     min_steps: int = Field(3, ge=1)

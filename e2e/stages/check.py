@@ -29,7 +29,8 @@ MANY_CORES = 8
 def check(course: Course) -> None:
     """Survey the model, begin the pilot's compilation beside it, and judge the candidate's outputs."""
     course.progress.stage("check", "loading the model, looking for the op's sites")
-    course.clean = course.crew.worker(clean=True)
+    with course.spending("load"):
+        course.clean = course.crew.worker(clean=True)
     _device(course)
     _survey(course)
     if not course.fqns:
@@ -40,7 +41,7 @@ def check(course: Course) -> None:
         if thread_count() >= MANY_CORES:
             warmers = warm_caches(course)
         else:
-            begin_pilot(course)
+            begin_pilot(course, arm_names(course))
     worker = course.crew.candidate_worker(course.fqns, stage=STAGE)
     try:
         _ops(course, worker)  # first: a wrong dtype or shape would only raise somewhere in the model
@@ -54,7 +55,7 @@ def check(course: Course) -> None:
         for process in (worker, *(warmer for warmer, _ in warmers)):
             process.close()
     if warmers:
-        begin_pilot(course)
+        begin_pilot(course, arm_names(course))
     course.finish(STAGE)
 
 
@@ -113,12 +114,11 @@ def _know_sites(course: Course, records: list[SiteRecord], *, proof: str, moved:
     )
 
 
-def begin_pilot(course: Course, *, without: Sequence[str] = ()) -> None:
-    """Start preparing every arm in a worker of its own, without waiting: compiling takes longest."""
+def begin_pilot(course: Course, names: Sequence[str]) -> None:
+    """Start preparing these arms in a worker of its own, without waiting: compiling takes longest."""
     course.pilot = course.crew.candidate_worker(course.fqns, stage=STAGE)
-    for name in arm_names(course):
-        if str(name) not in without:
-            course.pilot.send("prepare", arm=str(name))
+    for name in names:
+        course.pilot.send("prepare", arm=name)
 
 
 def warm_caches(course: Course) -> list[tuple[Worker, int]]:
@@ -127,8 +127,8 @@ def warm_caches(course: Course) -> list[tuple[Worker, int]]:
     One process per kind of arm, its modes one after the other: modes of one kind share most of their code.
     """
     kinds: dict[tuple[Role, str | None], list[str]] = {}
-    for name in arm_names(course):
-        if name.mode is not Mode.EAGER:
+    for name in map(ArmName.parse, arm_names(course)):
+        if name.mode.is_compiled:
             kinds.setdefault((name.role, name.alternative), []).append(str(name))
     warmers = []
     for names in kinds.values():
@@ -150,9 +150,13 @@ def wait_for(course: Course, warmers: list[tuple[Worker, int]]) -> None:
                     break
 
 
-def arm_names(course: Course) -> list[ArmName]:
-    """Every arm of the tournament, baselines first and simplest first, then candidates, then headroom."""
+def arm_names(course: Course) -> list[str]:
+    """Every arm of the tournament, baselines first and simplest first, then candidates, then headroom.
+
+    Those of max-autotune come later, when it is known what compiling costs here.
+    """
     modes = [mode for mode in course.policy.modes if mode_problem(course, mode) is None]
+    modes = [mode for mode in modes if mode is not Mode.MAX_AUTOTUNE]
     alternatives = [None, *course.facts["alternatives"]]
     baselines = [
         ArmName(Role.BASELINE, mode, other)
@@ -161,12 +165,12 @@ def arm_names(course: Course) -> list[ArmName]:
         if other is None or mode in course.policy.alternative_modes
     ]
     candidates = [ArmName(Role.CANDIDATE, mode) for mode in modes]
-    return [*baselines, *candidates, *(ArmName(Role.HEADROOM, mode) for mode in modes)]
+    return [str(name) for name in (*baselines, *candidates, *(ArmName(Role.HEADROOM, mode) for mode in modes))]
 
 
 def mode_problem(course: Course, mode: Mode) -> str | None:
     """Why a mode cannot exist on this device, before anything is tried."""
-    if mode is Mode.REDUCE_OVERHEAD and course.crew.device == "cpu":
+    if mode.is_graphed and mode is not Mode.MAX_AUTOTUNE and course.crew.device == "cpu":
         return "CUDA graphs need a CUDA device"
     return None
 

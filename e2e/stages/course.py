@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ from e2e.measure.machine import Watch
 from e2e.measure.schedule import SeedSource
 from e2e.processes import Worker
 from e2e.protocols import Progress
-from e2e.schema.evidence import Evidence, Fault
+from e2e.schema.evidence import Evidence, Fault, Spent
 from e2e.schema.policy import Policy
 from e2e.schema.words import Stage
 
@@ -48,11 +51,31 @@ class Course:
     """Time kept for traces, memory and the report."""
     watch: Watch = field(default_factory=lambda: Watch("cpu"))
     facts: dict[str, Any] = field(default_factory=dict)
+    _parts: list[str] = field(default_factory=lambda: ["other"])
+    _spent: dict[str, float] = field(default_factory=dict)
+    _since: float = field(default_factory=time.monotonic)
 
     @property
     def has_time(self) -> bool:
         """Whether there is time left beyond what the end of the run needs."""
         return self.deadline.left_s > self.reserve_s
+
+    @contextlib.contextmanager
+    def spending(self, part: str) -> Iterator[None]:
+        """What follows counts as that part of the run's own time; a part inside another is not counted twice."""
+        self._charge()
+        self._parts.append(part)
+        try:
+            yield
+        finally:
+            self._charge()
+            self._parts.pop()
+
+    def _charge(self) -> None:
+        now = time.monotonic()
+        self._spent[self._parts[-1]] = self._spent.get(self._parts[-1], 0.0) + now - self._since
+        self._since = now
+        self.learn(spent=[Spent(part=part, seconds=seconds) for part, seconds in self._spent.items()])
 
     def learn(self, **found: Any) -> None:
         """Add to the evidence."""

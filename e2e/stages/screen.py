@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Literal
 
-from e2e import stats
+from e2e import stats, wording
 from e2e.arm_names import AS_SHIPPED, ArmName
 from e2e.crew import CandidateFault
 from e2e.judge import judge
@@ -16,13 +16,17 @@ from e2e.schema.verdict import Estimate
 from e2e.schema.words import Mode, ReasonCode, Role, Stage
 from e2e.stages.check import arm_is_right, arm_names, begin_pilot, mode_problem
 from e2e.stages.course import Course
-from e2e.stages.timing import run_block
+from e2e.stages.timing import run_block, warm_up
 
 STAGE = Stage.SCREEN
 PILOT_WORKER, CEILING_WORKER = 0, 1
 PILOT_BLOCKS = 2
 """Mirrored blocks of all arms; they choose the modes and are part of no interval."""
 PILOT_SEGMENT_S = 0.1
+AUTOTUNE_COST = 4.0
+"""Compiling with max-autotune over compiling without, roughly; it times many variants of every large kernel."""
+AUTOTUNE_SHARE = 0.2
+"""Of the time left, the most that tuning may take: the verdict needs the rest."""
 NEAR = 1.05
 TIE_OF_MARGIN = 0.2
 """Arms this share of the margin apart are a tie: a wider one would let the candidate face a weaker baseline."""
@@ -31,7 +35,8 @@ TIE_OF_MARGIN = 0.2
 def screen(course: Course) -> None:
     """Try every arm, choose the strongest of either side, and bound what any kernel could win."""
     course.progress.stage("screen", "compiling every arm")
-    _prepare_arms(course)
+    with course.spending("compile"):
+        _prepare_arms(course)
     course.progress.stage("screen", "pilot of every arm")
     course.watch.begin()
     _pilot(course)
@@ -42,9 +47,39 @@ def screen(course: Course) -> None:
 
 
 def _prepare_arms(course: Course) -> None:
-    """Collect what `begin_pilot` asked for; an arm that fails is shown with its reason, never dropped."""
-    records: dict[str, ArmRecord] = {}
-    waiting = [str(name) for name in arm_names(course)]
+    """Collect what `begin_pilot` asked for, then what the time allows beyond."""
+    records = _collected(course, {}, arm_names(course))
+    tuned, reason = _autotuned(course, records)
+    assert course.pilot is not None
+    for name in [] if reason else tuned:
+        course.pilot.send("prepare", arm=name)
+    records = _collected(course, records, [] if reason else tuned)
+    skipped = [_absent(ArmName.parse(name), "skipped", reason) for name in tuned if reason]
+    course.learn(arms=[*records.values(), *skipped, *_skipped(course)])
+
+
+def _autotuned(course: Course, records: dict[str, ArmRecord]) -> tuple[list[str], str]:
+    """The arms of max-autotune, and why they are left out, if they are.
+
+    Only the model as it is and with the kernel: an alternative's other code matters little to what is tuned.
+    """
+    if Mode.MAX_AUTOTUNE not in course.policy.modes:
+        return [], ""
+    names = [str(ArmName(role, Mode.MAX_AUTOTUNE)) for role in (Role.BASELINE, Role.CANDIDATE)]
+    if course.evidence.stage_asked is not Stage.VERDICT:
+        return names, "tried at stage verdict only"
+    compiled = [r.first_step_s for r in records.values() if r.mode.is_compiled and r.first_step_s is not None]
+    takes_s = AUTOTUNE_COST * len(names) * max(compiled, default=0.0)
+    if not compiled:
+        return names, "no compiled arm works here"
+    if takes_s > AUTOTUNE_SHARE * course.deadline.left_s:
+        left = wording.span(course.deadline.left_s)
+        return names, f"tuning would take about {wording.span(takes_s)} of the {left} that are left"
+    return names, ""
+
+
+def _collected(course: Course, records: dict[str, ArmRecord], waiting: list[str]) -> dict[str, ArmRecord]:
+    """The pilot's answers; an arm that fails is shown with its reason, never dropped."""
     while waiting:
         name = waiting.pop(0)
         arm = ArmName.parse(name)
@@ -56,18 +91,11 @@ def _prepare_arms(course: Course) -> None:
         except WorkerFault as fault:
             if arm.role is Role.CANDIDATE and (fault.kind != "raised" or arm.mode is Mode.EAGER):
                 raise course.crew.blame(fault, stage=STAGE, worker=course.pilot) from fault
-            records[name] = _failed(arm, fault.message)
-            if fault.kind != "raised":
-                waiting = _begin_again(course, records, waiting)
-    course.learn(arms=[*records.values(), *_skipped(course)])
-
-
-def _begin_again(course: Course, records: dict[str, ArmRecord], waiting: list[str]) -> list[str]:
-    """A baseline arm took its process with it: a new one, without that arm."""
-    kept = [name for name, record in records.items() if record.status == "ok"]
-    failed = [name for name in records if name not in kept]
-    begin_pilot(course, without=failed)
-    return [*kept, *waiting]
+            records[name] = _absent(arm, "failed", fault.message)
+            if fault.kind != "raised":  # it took its process with it: a new one, without that arm
+                waiting = [*(name for name, record in records.items() if record.status == "ok"), *waiting]
+                begin_pilot(course, waiting)
+    return records
 
 
 def record_of(course: Course, arm: ArmName, reply: dict[str, Any]) -> ArmRecord:
@@ -77,10 +105,10 @@ def record_of(course: Course, arm: ArmName, reply: dict[str, Any]) -> ArmRecord:
     if arm.role is Role.CANDIDATE and arm.mode is Mode.EAGER and engagement is not None:
         calls = engagement.calls
     status, reason = "ok", "compiled with breaks in its graph" if reply.get("graph_breaks") else None
-    if arm.mode is not Mode.EAGER and not reply["regions"]:
+    if arm.mode.is_compiled and not reply["regions"]:
         status, reason = "void", "it ran eagerly: no compiled region was entered"
     elif arm.role is Role.CANDIDATE and not calls:
-        status, reason = "void", "the kernel is not in the compiled graph"
+        status, reason = "void", f"the kernel is not in the {'compiled' if arm.mode.is_compiled else 'captured'} graph"
     return ArmRecord(
         name=str(arm),
         role=arm.role,
@@ -94,20 +122,20 @@ def record_of(course: Course, arm: ArmName, reply: dict[str, Any]) -> ArmRecord:
     )
 
 
-def _failed(arm: ArmName, reason: str) -> ArmRecord:
+def _absent(arm: ArmName, status: Literal["failed", "skipped"], reason: str) -> ArmRecord:
     return ArmRecord(
         name=str(arm),
         role=arm.role,
         mode=arm.mode,
         alternative=arm.alternative,
-        status="failed",
+        status=status,
         reason=reason,
     )
 
 
 def _skipped(course: Course) -> list[ArmRecord]:
     return [
-        ArmRecord(name=str(ArmName(role, mode)), role=role, mode=mode, status="skipped", reason=problem)
+        _absent(ArmName(role, mode), "skipped", problem)
         for mode in course.policy.modes
         if (problem := mode_problem(course, mode)) is not None
         for role in (Role.BASELINE, Role.CANDIDATE)
@@ -117,10 +145,10 @@ def _skipped(course: Course) -> list[ArmRecord]:
 def _pilot(course: Course) -> None:
     """Time every arm that works, drop those whose mode changes the result, and choose."""
     assert course.pilot is not None
-    course.crew.require(course.pilot, "settle")
     usable = [_checked(course, record) for record in course.evidence.arms]
     course.learn(arms=usable)
     names = [record.name for record in usable if record.status == "ok"]
+    warm_up(course, course.pilot, names, worker_number=PILOT_WORKER, stage=STAGE)
     step_s = _rough_step_s(course)
     steps = steps_for(step_s, segment_s=PILOT_SEGMENT_S, min_steps=course.policy.min_steps)
     for number in range(PILOT_BLOCKS):
@@ -134,7 +162,30 @@ def _pilot(course: Course) -> None:
         )
     course.learn(arms=[_with_time(course, record) for record in course.evidence.arms])
     course.learn(baseline=_strongest(course, Role.BASELINE), candidate=_strongest(course, Role.CANDIDATE))
+    _match_headroom(course)
     course.progress.note(f"strongest PyTorch: {course.evidence.baseline}; best candidate: {course.evidence.candidate}")
+
+
+def _match_headroom(course: Course) -> None:
+    """The headroom arm of a chosen mode that has none yet: a slower mode's ceiling would be none."""
+    chosen = [record for record in course.evidence.arms if record.name in _chosen(course)]
+    for mode in dict.fromkeys(record.mode for record in chosen):
+        name = str(ArmName(Role.HEADROOM, mode))
+        if name in (record.name for record in course.evidence.arms):
+            continue
+        assert course.pilot is not None
+        course.pilot.send("prepare", arm=name)
+        found = _collected(course, {}, [name])[name]
+        course.learn(arms=[*course.evidence.arms, found])
+        if found.status == "ok":
+            plan = dict.fromkeys((str(course.evidence.baseline), name), _verdict_steps(course, _chosen(course)[0]))
+            for number in range(PILOT_BLOCKS, 2 * PILOT_BLOCKS):
+                _timed(course, course.pilot, plan, phase="pilot", worker_number=PILOT_WORKER, number=number)
+            course.learn(arms=[_with_time(course, record) for record in course.evidence.arms])
+
+
+def _chosen(course: Course) -> list[str]:
+    return [name for name in (course.evidence.baseline, course.evidence.candidate) if name is not None]
 
 
 def _checked(course: Course, record: ArmRecord) -> ArmRecord:
@@ -225,9 +276,10 @@ def headroom_arms(course: Course) -> list[str]:
 
 def _second_ceiling(course: Course, plan: dict[str, int]) -> None:
     with course.crew.candidate_worker(course.fqns, stage=STAGE) as worker:
-        for name in plan:
-            course.crew.require(worker, "prepare", timeout_s=course.policy.budgets.compile_s, arm=name)
-        course.crew.require(worker, "settle")
+        with course.spending("compile"):
+            for name in plan:
+                course.crew.require(worker, "prepare", timeout_s=course.policy.budgets.compile_s, arm=name)
+        warm_up(course, worker, plan, worker_number=CEILING_WORKER, stage=STAGE)
         _timed(course, worker, plan, phase=None, worker_number=CEILING_WORKER, number=0)
         _ceiling_blocks(course, worker, plan, worker_number=CEILING_WORKER)
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from e2e.errors import E2EError
 from e2e.measure.audit import Fingerprint
 from e2e.measure.schedule import Turn, block
 from e2e.processes import Worker, WorkerFault
-from e2e.schema.evidence import Segment
+from e2e.schema.evidence import Allocations, Segment, Steadiness
 from e2e.schema.words import Stage
 from e2e.stages.course import Course
 from e2e.units import Seconds
@@ -34,23 +35,62 @@ def run_block(
     """
     turns = block(plan, settle=course.policy.settle_steps, rng=course.rng, seeds=course.seeds)
     segments = []
-    for turn in turns:
-        seconds = _segment(course, worker, turn, stage=stage, keep=phase is not None)
-        if phase is not None:
-            segments.append(
-                Segment(
-                    phase=phase,
-                    worker=worker_number,
-                    block=block_number,
-                    position=turn.position,
-                    arm=turn.arm,
-                    steps=turn.steps,
-                    seconds=seconds,
-                    seed=turn.seed,
+    with course.spending("timed"):
+        for turn in turns:
+            span = _segment(course, worker, turn, stage=stage, keep=phase is not None)
+            if phase is not None:
+                clock_hz, throttled = course.watch.during(span.start_ns, span.end_ns)
+                segments.append(
+                    Segment(
+                        phase=phase,
+                        worker=worker_number,
+                        block=block_number,
+                        position=turn.position,
+                        arm=turn.arm,
+                        steps=turn.steps,
+                        seconds=span.seconds,
+                        seed=turn.seed,
+                        clock_hz=clock_hz,
+                        throttled=throttled,
+                        device_s=span.device_s,
+                    )
                 )
-            )
     course.learn(segments=[*course.evidence.segments, *segments])
     course.watch.look()
+
+
+def warm_up(course: Course, worker: Worker, arms: Iterable[str], *, worker_number: int, stage: Stage) -> None:
+    """Every arm until its steps are steady, or known not to be; then the process is made quiet.
+
+    The same rule for every arm, so that a candidate's speed does not choose how warm its opponents are.
+
+    Raises:
+        CandidateFault: the process that holds the candidate died or hung.
+    """
+    rules = {name: getattr(course.policy, name) for name in ("warm_steps", "warm_s", "warm_most_s")}
+    found = []
+    with course.spending("warm-up"):
+        for arm in arms:
+            limit = course.policy.budgets.call_s + course.policy.warm_most_s
+            reply = course.crew.ask(worker, "warm_up", stage=stage, timeout_s=limit, arm=arm, **rules)
+            found.append(Steadiness.model_validate({"worker": worker_number, "arm": arm, **reply}))
+        course.crew.require(worker, "settle", stage=stage)
+    course.learn(steadiness=[*course.evidence.steadiness, *found])
+
+
+@dataclass(frozen=True)
+class Span:
+    """One timed segment between two marks, stamped by the parent."""
+
+    start_ns: int
+    end_ns: int
+    device_s: Seconds | None
+    """The same by the device's clock, as the worker says."""
+
+    @property
+    def seconds(self) -> Seconds:
+        """Between the marks."""
+        return (self.end_ns - self.start_ns) / 1e9
 
 
 def clean_segment(course: Course, worker: Worker, arm: str, *, steps: int) -> Seconds:
@@ -65,20 +105,30 @@ def clean_segment(course: Course, worker: Worker, arm: str, *, steps: int) -> Se
     return (stamps[1] - stamps[0]) / 1e9 / steps
 
 
-def _segment(course: Course, worker: Worker, turn: Turn, *, stage: Stage, keep: bool) -> Seconds:
-    """Seconds of the counted steps: from the sync before the first to the sync after the last."""
+def _segment(course: Course, worker: Worker, turn: Turn, *, stage: Stage, keep: bool) -> Span:
+    """The counted steps: from the sync before the first to the sync after the last."""
     limit = course.policy.budgets.call_s
     try:
         worker.call("stage", timeout_s=limit, arm=turn.arm, seeds=turn.seeds, settle=turn.settle)
         stamps, reply = worker.stamps("go", marks=2, timeout_s=limit)
     except WorkerFault as fault:
         raise course.crew.blame(fault, stage=stage, worker=worker) from fault
-    if reply.get("recompiled") and keep and turn.arm not in course.evidence.recompiles:
-        course.learn(recompiles=[*course.evidence.recompiles, turn.arm])
     if keep:
-        found = [Fingerprint.read(value) for value in reply.get("digests", [])]
-        known = {(turn.arm, seed): item for seed, item in zip(turn.seeds, found, strict=False) if item is not None}
-        course.digests |= known
-        course.steps_run += len(turn.seeds)
-        course.steps_committed += len(known)
-    return (stamps[1] - stamps[0]) / 1e9
+        _keep(course, turn, reply)
+    device_s = reply.get("device_s")
+    return Span(stamps[0], stamps[1], device_s if isinstance(device_s, float) and device_s > 0 else None)
+
+
+def _keep(course: Course, turn: Turn, reply: dict[str, Any]) -> None:
+    """Fingerprints and what disturbed the segment, as the worker reports them."""
+    if reply.get("recompiled") and turn.arm not in course.evidence.recompiles:
+        course.learn(recompiles=[*course.evidence.recompiles, turn.arm])
+    if reply.get("allocations"):
+        counts = {item.arm: item.count for item in course.evidence.allocations}
+        counts[turn.arm] = counts.get(turn.arm, 0) + int(reply["allocations"])
+        course.learn(allocations=[Allocations(arm=arm, count=count) for arm, count in counts.items()])
+    found = [Fingerprint.read(value) for value in reply.get("digests", [])]
+    known = {(turn.arm, seed): item for seed, item in zip(turn.seeds, found, strict=False) if item is not None}
+    course.digests |= known
+    course.steps_run += len(turn.seeds)
+    course.steps_committed += len(known)

@@ -16,10 +16,12 @@ from e2e.schema.evidence import CleanTime
 from e2e.schema.words import Mode, Role, Stage
 from e2e.stages.course import Course
 from e2e.stages.screen import CEILING_WORKER, headroom_arms, record_of
-from e2e.stages.timing import clean_segment, run_block
+from e2e.stages.timing import clean_segment, run_block, warm_up
 
 STAGE = Stage.VERDICT
 FIRST_WORKER = CEILING_WORKER + 1
+TIMED_SHARE = 0.6
+"""Of a verdict worker's time, roughly what its blocks may take: it also starts, prepares, warms up, is audited."""
 
 
 def time_verdict(course: Course) -> None:
@@ -27,7 +29,7 @@ def time_verdict(course: Course) -> None:
     if course.evidence.baseline is None or course.evidence.candidate is None:
         return
     plan = _plan(course)
-    blocks = _blocks(course)
+    blocks = _blocks(course, plan)
     _ready_for_audit(course)
     course.forget_fingerprints()
     looks = course.policy.looks
@@ -88,14 +90,20 @@ def _plan(course: Course) -> dict[str, int]:
     return plan
 
 
-def _blocks(course: Course) -> int:
-    """Blocks per worker, from the spread of the pilot's block contrasts."""
+def _blocks(course: Course, plan: Mapping[str, int]) -> int:
+    """Blocks per worker: from the spread of the pilot's block contrasts, as far as the time allows."""
     baseline = course.evidence.baseline
     assert baseline is not None
     fastest = headroom_arms(course)[:1]
     contrasts = [stats.block_contrasts(course.evidence.segments, arm=arm, other=baseline) for arm in fastest]
     spread = stats.block_sd(contrasts[0]) if contrasts else None
-    return course.policy.blocks if spread is None else stats.blocks_for(spread, course.policy)
+    if spread is None:
+        return course.policy.blocks
+    times = {record.name: record.step_s or 0.0 for record in course.evidence.arms}
+    block_s = 2 * sum((steps + course.policy.settle_steps) * times.get(arm, 0.0) for arm, steps in plan.items())
+    timed_s = TIMED_SHARE * (course.deadline.left_s - course.reserve_s) / course.policy.looks[0]
+    affordable = int(timed_s / block_s) if block_s > 0 else course.policy.max_blocks
+    return max(course.policy.blocks, min(stats.blocks_for(spread, course.policy), affordable))
 
 
 def _one_worker(course: Course, plan: dict[str, int], *, number: int, place: int, blocks: int) -> None:
@@ -106,11 +114,12 @@ def _one_worker(course: Course, plan: dict[str, int], *, number: int, place: int
     with course.crew.candidate_worker(course.fqns, stage=STAGE) as worker:
         order = list(plan)
         course.rng.shuffle(order)
-        for arm in order:
-            limit = course.policy.budgets.compile_s
-            reply = course.crew.ask(worker, "prepare", stage=STAGE, timeout_s=limit, arm=arm, profiled=False)
-            know_arm(course, ArmName.parse(arm), reply)
-        course.crew.require(worker, "settle")
+        with course.spending("prepare"):
+            for arm in order:
+                limit = course.policy.budgets.compile_s
+                reply = course.crew.ask(worker, "prepare", stage=STAGE, timeout_s=limit, arm=arm, profiled=False)
+                know_arm(course, ArmName.parse(arm), reply)
+        warm_up(course, worker, order, worker_number=number, stage=STAGE)
         for block in range(-1, blocks):
             if course.deadline.left_s <= 0:
                 course.learn(budget_exhausted=True)
@@ -126,7 +135,8 @@ def _one_worker(course: Course, plan: dict[str, int], *, number: int, place: int
             )
             course.progress.advance(block + 1, blocks, f"worker {place + 1}", course.deadline.left_s)
     course.learn(workers_finished=course.evidence.workers_finished + 1)
-    _audit(course, plan)
+    with course.spending("audit"):
+        _audit(course, plan)
 
 
 def know_arm(course: Course, arm: ArmName, reply: dict[str, Any]) -> None:

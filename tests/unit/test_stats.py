@@ -182,7 +182,7 @@ def test_two_blocks_say_nothing_about_their_spread() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expected", "block_sd"), [(8, 0.0), (8, 0.003), (8, 0.006), (17, 0.01), (20, 0.02), (20, 5.0)]
+    ("expected", "block_sd"), [(8, 0.0), (8, 0.003), (8, 0.006), (17, 0.01), (60, 0.02), (60, 5.0)]
 )
 def test_noisier_cells_get_more_blocks_within_the_policy(expected: int, block_sd: float) -> None:
     assert stats.blocks_for(block_sd, policy()) == expected
