@@ -33,5 +33,14 @@ class ArmName:
         return cls(Role(role), Mode(mode), alternative or None)
 
 
+ADOPTED = "kernel:"
+"""Start of an opponent's name, and of an arm's alternative, that is a kernel adopted earlier."""
+
+
+def is_adopted(alternative: str | None) -> bool:
+    """Whether an alternative is a kernel adopted earlier, not a path of PyTorch's own."""
+    return alternative is not None and alternative.startswith(ADOPTED)
+
+
 AS_SHIPPED = str(ArmName(Role.BASELINE, Mode.EAGER))
 """Eager, unpatched: what a user has who did nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +25,19 @@ SLOTS = 4096
 """Steps whose inputs and fingerprints are held at once."""
 
 
-@dataclass
+@dataclass(frozen=True)
+class Bound:
+    """A kernel that can be called."""
+
+    call: Callable[..., Any]
+    sha256: str
+
+
+@dataclass(frozen=True)
 class Candidate:
     """The bound kernel and where it goes."""
 
-    kernel: Callable[..., Any]
-    sha256: str
+    kernel: Bound
     fqns: frozenset[str]
     """Sites it stands at; the others keep the baseline op (declared constraints)."""
 
@@ -94,12 +101,21 @@ _STEPS_BEFORE_CAPTURE = 3
 class Arena:
     """All arms of one worker."""
 
-    def __init__(self, session: Any, op: Op, sites: list[Site], candidate: Candidate | None) -> None:
+    def __init__(
+        self,
+        session: Any,
+        op: Op,
+        sites: list[Site],
+        candidate: Candidate | None,
+        adopted: Mapping[str, Bound] | None = None,
+    ) -> None:
         self._session = session
         self._op = op
         self._sites = sites
         self._candidate = candidate
-        self._registered: Any = None
+        self._adopted = adopted or {}
+        self._registered: dict[str, Any] = {}
+        """By hash of the kernel."""
         self._captured_calls = 0
         self._arms: dict[str, Arm] = {}
         self._ring = Ring(SLOTS, session.device)
@@ -114,7 +130,7 @@ class Arena:
         run: Callable[..., Any] = program
         if arm_name.mode.is_compiled:
             backend = CountingBackend(arm_name.mode)
-            backend.watched = self._registered
+            backend.watched = self._registered.get(self._candidate.kernel.sha256) if self._candidate else None
             run = _compiled(program, backend)
         arm = Arm(arm_name, run, backend, seed if arm_name.role is Role.HEADROOM else None)
         self._arms[name] = arm
@@ -236,7 +252,7 @@ class Arena:
             function = self._candidate_function(name.mode)
             Patch(self._op, usable, lambda site: function)
         elif name.alternative is not None:
-            function = self._op.alternatives[name.alternative]
+            function = self._alternative(name.alternative, name.mode)
             Patch(self._op, sites, lambda site: function)
         elif name.role is Role.SHAM:
             Patch(self._op, sites, lambda site: None)
@@ -246,18 +262,23 @@ class Arena:
     def _candidate_function(self, mode: Mode) -> Callable[..., Any]:
         if self._candidate is None:
             raise RuntimeError("no candidate in this worker")
-        if mode is Mode.EAGER:
-            return self._candidate.kernel
         if mode is Mode.CUDA_GRAPH:
-            return self._counted(self._candidate.kernel)
-        if self._registered is None:
-            self._registered = registered(
-                self._op,
-                self._candidate.kernel,
-                sha256=self._candidate.sha256,
-                device=self._session.device.partition(":")[0],
-            )
-        function: Callable[..., Any] = self._registered
+            return self._counted(self._candidate.kernel.call)
+        return self._function(self._candidate.kernel, mode)
+
+    def _alternative(self, name: str, mode: Mode) -> Callable[..., Any]:
+        if name in self._adopted:
+            return self._function(self._adopted[name], mode)
+        return self._op.alternatives[name]
+
+    def _function(self, kernel: Bound, mode: Mode) -> Callable[..., Any]:
+        """The kernel itself, or under a compiler as an op that the compiler cannot look into."""
+        if not mode.is_compiled:
+            return kernel.call
+        if kernel.sha256 not in self._registered:
+            device = self._session.device.partition(":")[0]
+            self._registered[kernel.sha256] = registered(self._op, kernel.call, sha256=kernel.sha256, device=device)
+        function: Callable[..., Any] = self._registered[kernel.sha256]
         return function
 
     def _counted(self, kernel: Callable[..., Any]) -> Callable[..., Any]:

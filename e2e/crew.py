@@ -57,6 +57,8 @@ class Crew:
     built: Built | None = None
     """Set when the compiler is done, which runs beside the zygotes' imports."""
     confined: bool = False
+    adopted: dict[str, Built] = field(default_factory=dict)
+    """Kernels adopted earlier, which the policy names as opponents; by their arms' alternative."""
     _zygotes: dict[bool, Zygote] = field(default_factory=dict)
     _numbers: Any = field(default_factory=itertools.count)
     _weights: str | None = None
@@ -110,7 +112,8 @@ class Crew:
         """
         worker = self.worker(clean=False)
         assert self.built is not None
-        self.ask(worker, "bind", stage=stage, built=self.built.model_dump(mode="json"), fqns=fqns)
+        adopted = {name: built.model_dump(mode="json") for name, built in self.adopted.items()}
+        self.ask(worker, "bind", stage=stage, built=self.built.model_dump(mode="json"), fqns=fqns, adopted=adopted)
         self.require(worker, "arena", stage=stage)
         return worker
 
@@ -206,13 +209,17 @@ class Crew:
             # the clean worker computes while others compile: waiting threads that spin would hold their cores
             **({"OMP_WAIT_POLICY": "PASSIVE"} if clean and self.device == "cpu" else {}),
             # the first compilation of a process imports for seconds: once, before the forks
-            **({WARM_COMPILER: "1"} if self._compiles_on_cpu() and not clean else {}),
+            **(
+                {WARM_COMPILER: "compile" if self.device == "cpu" else "trace"}
+                if self._compiles() and not clean
+                else {}
+            ),
             # Inductor compiles a probe per vector extension, 5 s of a cold start; the flags are there to read
             **({"TORCHINDUCTOR_VEC_ISA_OK": "1"} if has_vectors() else {}),
         }
 
-    def _compiles_on_cpu(self) -> bool:
-        return self.device == "cpu" and any(mode.is_compiled for mode in self.policy.modes)
+    def _compiles(self) -> bool:
+        return any(mode.is_compiled for mode in self.policy.modes)
 
     def _model_modules(self) -> list[str]:
         spec = self.workload.workload.model

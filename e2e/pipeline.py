@@ -7,13 +7,15 @@ import secrets
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from e2e import assembly, registry, store
+from e2e.arm_names import ADOPTED, is_adopted
 from e2e.cache import cache_folder
-from e2e.configuration import load_policy, load_workload
+from e2e.configuration import LoadedWorkload, load_policy, load_workload
 from e2e.crew import CandidateFault, Crew, Deadline
 from e2e.errors import CandidateError, E2EError, UsageError
 from e2e.judge import judge
@@ -25,6 +27,8 @@ from e2e.protocols import BuildTarget, Built, Progress
 from e2e.reading import read_kernel
 from e2e.request import Loaded, Request
 from e2e.schema.evidence import BuildRecord, Evidence, Fault, Where
+from e2e.schema.kernel import Kernel
+from e2e.schema.policy import Policy
 from e2e.schema.result import Result
 from e2e.schema.words import Outcome, ReasonCode, Stage
 from e2e.schema.workload import Cell, cells_of
@@ -110,7 +114,22 @@ def load(request: Request) -> Loaded:
     else:
         device = find_device(request.device, kernel_device=kernel.manifest.device)
     seed = secrets.randbelow(SEED_SPACE) if request.seed is None else request.seed
-    return Loaded(request, workload, policy, kernel, device, seed)
+    adopted = tuple(_adopted(policy, workload, kernel))
+    return Loaded(request, workload, policy, kernel, device, seed, adopted)
+
+
+def _adopted(policy: Policy, workload: LoadedWorkload, kernel: Kernel) -> Iterator[Kernel]:
+    """Opponents that are kernels; each must fit the workload as the candidate does.
+
+    Raises:
+        UsageError: one does not, or is for another op or device.
+    """
+    for opponent in filter(is_adopted, policy.opponents):
+        found = read_kernel(opponent.removeprefix(ADOPTED), op=kernel.manifest.op)
+        check_fit(workload, found)
+        if found.manifest.device not in (None, kernel.manifest.device):
+            raise UsageError(f"policy {policy.name}: opponent {opponent} runs on another device than the candidate")
+        yield found
 
 
 def _visible() -> list[Device]:
@@ -119,12 +138,11 @@ def _visible() -> list[Device]:
     return cuda_devices()
 
 
-def build(loaded: Loaded, run: store.Run, progress: Progress) -> Built | Fault:
-    """Compile, or find in the cache; the candidate's own failure is a Fault, not an exception."""
-    kernel = loaded.kernel
+def build(loaded: Loaded, kernel: Kernel, folder: str, run: store.Run, progress: Progress) -> Built | Fault:
+    """Compile, or find in the cache; the kernel's own failure is a Fault, not an exception."""
     progress.stage("build", kernel.spec)
     if kernel.path is not None:
-        run.write_bytes(f"kernel/{Path(kernel.path).name}", Path(kernel.path).read_bytes())
+        run.write_bytes(f"{folder}/{Path(kernel.path).name}", Path(kernel.path).read_bytes())
     builder = registry.load("builders", kernel.manifest.binding)
     target = BuildTarget(
         device="cpu" if loaded.device.name == "cpu" else "cuda",
@@ -135,10 +153,10 @@ def build(loaded: Loaded, run: store.Run, progress: Progress) -> Built | Fault:
     try:
         built: Built = builder.build(kernel, target)
     except CandidateError as error:
-        run.write_text("kernel/build.log", error.message)
+        run.write_text(f"{folder}/build.log", error.message)
         where = Where(file=kernel.path, line=error.line)
         return Fault(code=ReasonCode(error.code), message=error.message, stage=Stage.BUILD, where=where)
-    run.write_text("kernel/build.log", f"{built.command or ''}\n{built.log}")
+    run.write_text(f"{folder}/build.log", f"{built.command or ''}\n{built.log}")
     progress.note(f"built in {built.seconds:.1f} s" if not built.cached else "found in the cache")
     return built
 
@@ -163,10 +181,15 @@ def collect(loaded: Loaded, cell: Cell, run: store.Run, progress: Progress) -> E
 
 def _build(course: Course, loaded: Loaded, run: store.Run) -> None:
     with course.spending("build"):
-        built = build(loaded, run, course.progress)
-    if isinstance(built, Fault):
-        course.fail(built)
-        return
+        built = build(loaded, loaded.kernel, "kernel", run, course.progress)
+        if isinstance(built, Fault):
+            course.fail(built)
+            return
+        for number, kernel in enumerate(loaded.adopted):
+            opponent = build(loaded, kernel, f"opponents/{number}", run, course.progress)
+            if isinstance(opponent, Fault):
+                raise UsageError(f"the policy's opponent {ADOPTED}{kernel.spec} does not build: {opponent.message}")
+            course.crew.adopted[f"{ADOPTED}{kernel.spec}"] = opponent
     course.crew.built = built
     course.learn(builds=[_build_record(built)], stage_finished=Stage.BUILD)
 

@@ -40,3 +40,5 @@ class Loaded:
     kernel: Kernel
     device: Device
     seed: int
+    adopted: tuple[Kernel, ...] = ()
+    """Kernels that the policy names as opponents."""

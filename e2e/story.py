@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from e2e import wording
 from e2e.schema.result import CellResult, Result
 from e2e.schema.verdict import Reason
 from e2e.schema.words import Outcome, ReasonCode, Stage
 from e2e.story_facts import package
 from e2e.story_sections import Section, cells_section, detail_sections, first_sections, next_section
-from e2e.wording import LABELS, OPPONENTS, clean, count, outcome_word, percent, span
+from e2e.wording import LABELS, clean, count, outcome_word, percent, span
 
 Tone = Literal["good", "bad", "open"]
 
@@ -111,7 +112,7 @@ def _sentence(result: Result, deciding: CellResult | None) -> str | None:
         return clean(f"{what} builds.")
     if asked is Stage.CHECK or result.policy is None:
         return clean(f"{what} builds and gives right outputs in {where}.")
-    opponent = OPPONENTS[result.policy.decides]
+    opponent = wording.opponent(result.policy.decides)
     return clean(f"{what} makes {where} at least {percent(result.policy.margin)} faster than {opponent}.")
 
 

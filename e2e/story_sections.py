@@ -98,7 +98,9 @@ def _speed(evidence: Evidence, latency: Latency, policy: Policy | None) -> Table
         decides = policy is not None and len(latency.against) > 1 and item.opponent == policy.decides
         times = (duration(item.arm_step_s), duration(item.candidate_step_s))
         verdict = outcome_word(item.outcome) + (" *" if decides else "")
-        rows.append((f"{titles[item.opponent]} {arm(item.arm)}", *times, estimate(item.speedup), verdict))
+        rows.append(
+            (f"{titles.get(item.opponent, 'step: adopted,')} {arm(item.arm)}", *times, estimate(item.speedup), verdict)
+        )
     if latency.sham is not None:
         rows.append(("step: identical code", "", "", estimate(latency.sham), "control"))
     if latency.ceiling is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from e2e import stats
-from e2e.arm_names import AS_SHIPPED
+from e2e.arm_names import AS_SHIPPED, is_adopted
 from e2e.schema.evidence import ArmRecord, Evidence, Segment
 from e2e.schema.policy import Opponent, Policy
 from e2e.schema.verdict import Against, Estimate, MemoryVerdict
@@ -121,6 +121,8 @@ def opponent_arm(evidence: Evidence, opponent: Opponent) -> str | None:
     """Name of the arm that stands for an opponent; None when it was never chosen or made."""
     if opponent == "best_pytorch":
         return evidence.baseline
+    if is_adopted(opponent):
+        return evidence.adopted.get(opponent)
     return AS_SHIPPED if find_arm(evidence, AS_SHIPPED) else None
 
 

@@ -18,7 +18,7 @@ LABELS = {
     Label.NO_HEADROOM: "no headroom",
     Label.PROMISING: "promising",
 }
-OPPONENTS = {"best_pytorch": "the strongest PyTorch path", "as_shipped": "eager PyTorch as shipped"}
+_OPPONENTS = {"best_pytorch": "the strongest PyTorch path", "as_shipped": "eager PyTorch as shipped"}
 _MODES = {
     Mode.EAGER: "eager",
     Mode.COMPILE: "compile",
@@ -33,6 +33,11 @@ def clean(text: str, limit: int = 400) -> str:
     line = " ".join(text.split())
     line = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
     return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def opponent(name: str) -> str:
+    """`the strongest PyTorch path`; a kernel adopted earlier by its name."""
+    return _OPPONENTS.get(name) or f"the adopted {clean(name, 80)}"
 
 
 def outcome_word(outcome: Outcome | None) -> str:

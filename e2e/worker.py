@@ -162,8 +162,8 @@ class Handlers:
 
     # candidate side
 
-    def do_bind(self, *, built: dict[str, Any], fqns: list[str]) -> dict[str, Any]:
-        """Load the candidate. A clean worker refuses."""
+    def do_bind(self, *, built: dict[str, Any], fqns: list[str], adopted: dict[str, Any]) -> dict[str, Any]:
+        """Load the candidate, and kernels adopted earlier that it must beat. A clean worker refuses."""
         from e2e import registry
         from e2e.protocols import Built
 
@@ -174,6 +174,11 @@ class Handlers:
         self.sha256 = record.kernel.sha256
         builder = registry.load("builders", record.builder)
         self.kernel = builder.bind(record, self.op, self.session.cell.dtype)
+        self.adopted = {}
+        for name, fields in adopted.items():
+            other = Built.model_validate(fields)
+            bound = registry.load("builders", other.builder).bind(other, self.op, self.session.cell.dtype)
+            self.adopted[name] = (bound, other.kernel.sha256)
         wanted = set(fqns)
         self.patched = [site for site in self.sites if site.fqn in wanted]
         return {}
@@ -249,13 +254,16 @@ class Handlers:
 
     def do_arena(self) -> None:
         """Make the place where arms live; after `bind` when there is a candidate."""
-        from e2e.arms import Arena, Candidate
+        from e2e.arms import Arena, Bound, Candidate
 
         candidate = None
+        adopted = {}
         usable = [site for site in self.sites if site.incompatible is None]
         if not self._clean:
-            candidate = Candidate(self.kernel, self.sha256, frozenset(site.fqn for site in self.patched))
-        self.arena = Arena(self.session, self.op, usable, candidate)
+            bound = Bound(self.kernel, self.sha256)
+            candidate = Candidate(bound, frozenset(site.fqn for site in self.patched))
+            adopted = {name: Bound(kernel, sha256) for name, (kernel, sha256) in self.adopted.items()}
+        self.arena = Arena(self.session, self.op, usable, candidate, adopted)
 
     def do_prepare(self, *, arm: str, profiled: bool = True) -> dict[str, Any]:
         """See Arena.prepare."""

@@ -7,6 +7,7 @@ survive one. OpenMP is the trap: any parallel region before the fork hangs every
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -22,6 +23,18 @@ from e2e.integrity.isolation import WARM_COMPILER, die_with_parent
 PACKET_BYTES = 65536
 THREADED = ("sklearn", "pandas", "pyarrow", "numexpr", "jax", "tensorflow", "datasets")
 """Packages that transformers imports where it finds them, which start threads, and which no step needs."""
+
+COMPILER_MODULES = (
+    "torch._inductor.compile_fx",
+    "torch._inductor.codegen.triton",
+    "torch._inductor.codegen.cuda_combined_scheduling",
+    "torch._inductor.runtime.triton_heuristics",
+    "torch._inductor.cudagraph_trees",
+    "torch._inductor.kernel.mm",
+    "triton.compiler",
+    "triton.language",
+)
+"""What compiling for a device imports; importing them touches none."""
 
 
 def main() -> None:
@@ -68,10 +81,22 @@ def _preload(modules: list[str]) -> dict[str, Any]:
                 raise
     for name in blocked:
         del sys.modules[name]
-    if os.environ.pop(WARM_COMPILER, None):
-        torch.compile(lambda x: x.sin() + 1.0)(torch.ones(8))
+    _warm_compiler(os.environ.pop(WARM_COMPILER, None))
     threads = [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")]
     return {"threads": threads, "cuda_initialized": bool(torch.cuda.is_initialized())}
+
+
+def _warm_compiler(how: str | None) -> None:
+    """A process's first compilation imports for seconds: here once, instead of in every worker."""
+    import torch
+
+    if how is None:
+        return
+    backend = "inductor" if how == "compile" else "aot_eager"
+    torch.compile(lambda x: x.sin() + 1.0, backend=backend)(torch.ones(8))
+    for name in COMPILER_MODULES:
+        with contextlib.suppress(ImportError):  # they move between versions, and Triton may be missing
+            importlib.import_module(name)
 
 
 def _become_worker(fds: list[int], request: dict[str, Any]) -> None:

@@ -341,6 +341,8 @@ class Evidence(Record):
     """Strongest baseline arm, chosen from pilots."""
     candidate: str | None = None
     """Best candidate arm, chosen from pilots."""
+    adopted: dict[str, str] = {}
+    """Fastest arm of every opponent that is a kernel adopted earlier, chosen from pilots; by opponent."""
     isolated: Isolated | None = None
     segments: list[Segment] = []
     """Stored in samples.csv, not in result.json."""

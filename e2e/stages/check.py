@@ -157,7 +157,7 @@ def arm_names(course: Course) -> list[str]:
     """
     modes = [mode for mode in course.policy.modes if mode_problem(course, mode) is None]
     modes = [mode for mode in modes if mode is not Mode.MAX_AUTOTUNE]
-    alternatives = [None, *course.facts["alternatives"]]
+    alternatives = [None, *course.facts["alternatives"], *course.crew.adopted]
     baselines = [
         ArmName(Role.BASELINE, mode, other)
         for mode in modes

@@ -6,7 +6,7 @@ import time
 from typing import Any, Literal
 
 from e2e import stats, wording
-from e2e.arm_names import AS_SHIPPED, ArmName
+from e2e.arm_names import AS_SHIPPED, ArmName, is_adopted
 from e2e.crew import CandidateFault
 from e2e.judge import judge
 from e2e.measure.schedule import pick_strongest, steps_for
@@ -17,6 +17,7 @@ from e2e.schema.words import Mode, ReasonCode, Role, Stage
 from e2e.stages.check import arm_is_right, arm_names, begin_pilot, mode_problem
 from e2e.stages.course import Course
 from e2e.stages.timing import run_block, warm_up
+from e2e.weighing import opponent_arm
 
 STAGE = Stage.SCREEN
 PILOT_WORKER, CEILING_WORKER = 0, 1
@@ -161,7 +162,13 @@ def _pilot(course: Course) -> None:
             number=number,
         )
     course.learn(arms=[_with_time(course, record) for record in course.evidence.arms])
-    course.learn(baseline=_strongest(course, Role.BASELINE), candidate=_strongest(course, Role.CANDIDATE))
+    arms = course.evidence.arms
+    adopted = {name: _strongest(course, [r for r in arms if r.alternative == name]) for name in course.crew.adopted}
+    course.learn(
+        baseline=_strongest(course, [r for r in arms if r.role is Role.BASELINE and not is_adopted(r.alternative)]),
+        candidate=_strongest(course, [r for r in arms if r.role is Role.CANDIDATE]),
+        adopted={name: arm for name, arm in adopted.items() if arm is not None},
+    )
     _match_headroom(course)
     course.progress.note(f"strongest PyTorch: {course.evidence.baseline}; best candidate: {course.evidence.candidate}")
 
@@ -223,12 +230,12 @@ def _with_time(course: Course, record: ArmRecord) -> ArmRecord:
     return record.model_copy(update={"step_s": stats.step_seconds(course.evidence.segments, record.name)})
 
 
-def _strongest(course: Course, role: Role) -> str | None:
-    arms = [record for record in course.evidence.arms if record.role is role and record.step_s is not None]
-    if not arms:
+def _strongest(course: Course, arms: list[ArmRecord]) -> str | None:
+    timed = [record for record in arms if record.step_s is not None]
+    if not timed:
         return None
-    order = sorted(arms, key=lambda record: (record.mode.rank, record.alternative is not None))
-    times = {record.name: record.step_s for record in arms if record.step_s is not None}
+    order = sorted(timed, key=lambda record: (record.mode.rank, record.alternative is not None))
+    times = {record.name: record.step_s for record in timed if record.step_s is not None}
     return pick_strongest(times, [record.name for record in order], tie=TIE_OF_MARGIN * course.policy.margin)
 
 
@@ -237,7 +244,7 @@ def _ceiling(course: Course) -> None:
     baseline, fastest = course.evidence.baseline, headroom_arms(course)
     if not fastest or baseline is None or course.pilot is None:
         return
-    opponents = {baseline, AS_SHIPPED} if course.policy.decides == "as_shipped" else {baseline}
+    opponents = {baseline, opponent_arm(course.evidence, course.policy.decides) or baseline}
     plan = dict.fromkeys((*sorted(opponents), *fastest), _verdict_steps(course, baseline))
     _ceiling_blocks(course, course.pilot, plan, worker_number=PILOT_WORKER)
     seen = ceiling(course)
@@ -298,7 +305,7 @@ def ceiling(course: Course) -> Estimate | None:
 def _isolated(course: Course) -> None:
     """The op alone at the workload's first captured shape; explains, never decides."""
     assert course.pilot is not None and course.evidence.engagement is not None
-    alternatives = [record.alternative for record in course.evidence.arms if record.alternative]
+    alternatives = [r.alternative for r in course.evidence.arms if r.alternative and not is_adopted(r.alternative)]
     alternative = alternatives[0] if alternatives else None
     found = course.crew.ask(
         course.pilot,

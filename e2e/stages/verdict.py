@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from e2e import stats
-from e2e.arm_names import AS_SHIPPED, ArmName
+from e2e.arm_names import AS_SHIPPED, ArmName, is_adopted
 from e2e.judge import decided
 from e2e.measure.audit import APART, EPSILON, FAR, Fingerprint, Replay, Tolerance, conclude, disagreements
 from e2e.measure.schedule import steps_for
@@ -17,6 +17,7 @@ from e2e.schema.words import Mode, Role, Stage
 from e2e.stages.course import Course
 from e2e.stages.screen import CEILING_WORKER, headroom_arms, record_of
 from e2e.stages.timing import clean_segment, run_block, warm_up
+from e2e.weighing import opponent_arm
 
 STAGE = Stage.VERDICT
 FIRST_WORKER = CEILING_WORKER + 1
@@ -53,7 +54,9 @@ def _clean_times(course: Course, plan: dict[str, int]) -> None:
     A candidate can slow its opponents down in the processes it shares with them; it cannot reach this one.
     """
     assert course.clean is not None
-    eager = [arm for arm in plan if ArmName.parse(arm).role is Role.BASELINE and ArmName.parse(arm).mode is Mode.EAGER]
+    names = {arm: ArmName.parse(arm) for arm in plan}
+    eager = [arm for arm, name in names.items() if (name.role, name.mode) == (Role.BASELINE, Mode.EAGER)]
+    eager = [arm for arm in eager if not is_adopted(names[arm].alternative)]
     found = []
     course.crew.require(course.clean, "settle")
     for arm in eager if course.deadline.left_s > 0 else []:
@@ -85,9 +88,8 @@ def _plan(course: Course) -> dict[str, int]:
     counted = steps(course.evidence.baseline)
     plan = {course.evidence.baseline: counted, course.evidence.candidate: counted}
     plan[str(ArmName(Role.SHAM, strongest.mode, strongest.alternative))] = counted
-    if "as_shipped" in course.policy.opponents and course.evidence.baseline != AS_SHIPPED:
-        plan[AS_SHIPPED] = steps(AS_SHIPPED)
-    return plan
+    opponents = [opponent_arm(course.evidence, opponent) for opponent in course.policy.opponents]
+    return plan | {arm: steps(arm) for arm in opponents if arm is not None and arm not in plan}
 
 
 def _blocks(course: Course, plan: Mapping[str, int]) -> int:
@@ -111,7 +113,9 @@ def _one_worker(course: Course, plan: dict[str, int], *, number: int, place: int
     if place < course.policy.ceiling_workers:
         plan = {**plan, **dict.fromkeys(headroom_arms(course), plan[str(course.evidence.baseline)])}
     course.progress.stage("verdict", f"worker {place + 1} of at least {course.policy.looks[0]}")
-    with course.crew.candidate_worker(course.fqns, stage=STAGE) as worker:
+    with course.spending("start"):
+        worker = course.crew.candidate_worker(course.fqns, stage=STAGE)
+    with worker:
         order = list(plan)
         course.rng.shuffle(order)
         with course.spending("prepare"):

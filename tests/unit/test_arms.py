@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from e2e import arms, registry
-from e2e.arms import Arena, Candidate, CountingBackend
+from e2e.arms import Arena, Bound, Candidate, CountingBackend
 from e2e.configuration import load_workload
 from e2e.ops.rms_norm import RmsNorm
 from e2e.schema.words import Mode
@@ -84,7 +84,7 @@ def arena_of(session: Any, kernel: Callable[..., Tensor] | None = None, *, fqns:
     sites = OP.find_sites(session.model)
     everywhere = frozenset(site.fqn for site in sites)
     sha256 = f"{next(_NUMBERS):064d}"[::-1]  # an op's name can be defined once in a process
-    candidate = None if kernel is None else Candidate(kernel, sha256, fqns or everywhere)
+    candidate = None if kernel is None else Candidate(Bound(kernel, sha256), fqns or everywhere)
     return Arena(session, OP, sites, candidate)
 
 

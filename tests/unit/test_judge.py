@@ -792,3 +792,33 @@ def test_a_gain_whose_timed_outputs_were_never_compared_is_not_confirmed() -> No
 def test_a_model_check_that_never_called_the_kernel_has_no_power() -> None:
     verdict = judged(WIN, model_check=model_check(kernel_calls=0))
     assert (Outcome.INCONCLUSIVE, ReasonCode.CHECK_NO_POWER) == (verdict.outcome, headline(verdict))
+
+
+# A kernel adopted earlier as the opponent
+
+ADOPTED = "kernel:kernels/other.cpp"
+ADOPTED_ARM = f"baseline:eager+{ADOPTED}"
+
+
+def against_adopted(*, candidate: float, other: float, **changes: Any) -> Verdict:
+    """Eager is slow; both kernels beat it by the ratios given."""
+    speedups = {ALTERNATIVE: 1.0, CANDIDATE: candidate, SHAM: 1.0, ADOPTED_ARM: other}
+    segments = synthetic_segments(steps_of(speedups))
+    rules = policy(opponents=["best_pytorch", ADOPTED], decides=ADOPTED)
+    found = evidence(segments, arms=[*arms(), arm(ADOPTED_ARM)], adopted={ADOPTED: ADOPTED_ARM}, **changes)
+    return judge(found, rules)
+
+
+def test_a_kernel_must_beat_the_adopted_one_where_the_policy_says_so() -> None:
+    better = against_adopted(candidate=1.20, other=1.10)
+    assert better.outcome is Outcome.CONFIRMED
+    assert [row.opponent for row in better.latency.against] == ["best_pytorch", ADOPTED]
+    equal = against_adopted(candidate=1.10, other=1.10)
+    assert equal.outcome is Outcome.REFUTED
+    assert equal.latency.against[0].outcome is Outcome.CONFIRMED
+
+
+def test_an_adopted_kernel_that_was_never_timed_leaves_nothing_to_decide() -> None:
+    found = judge(evidence(WIN), policy(opponents=["best_pytorch", ADOPTED], decides=ADOPTED))
+    assert found.outcome is Outcome.INCONCLUSIVE
+    assert headline(found) is ReasonCode.BASELINE_UNFAIR

@@ -293,7 +293,10 @@ def test_a_worker_is_up_in_no_time_and_answers(zygote: Zygote, tmp_path: Path) -
 
 def test_a_clean_worker_refuses_to_load_a_candidate(zygote: Zygote, tmp_path: Path) -> None:
     with spawned(zygote, tmp_path) as worker:
-        assert "never loads a candidate" in fault_of(worker, "bind", timeout_s=LONG_S, built={}, fqns=[]).message
+        assert (
+            "never loads a candidate"
+            in fault_of(worker, "bind", timeout_s=LONG_S, built={}, fqns=[], adopted={}).message
+        )
 
 
 def test_a_killed_worker_is_seen_as_crashed_and_the_next_one_is_fresh(zygote: Zygote, tmp_path: Path) -> None:
