@@ -66,6 +66,7 @@ def assemble(
         numerics=verdict.numerics if verdict else None,
         engagement=evidence.engagement if evidence else None,
         set_up=feedback.set_up(evidence, verdict) if evidence else SetUp(),
+        time_use=feedback.time_use(evidence) if evidence else None,
         claim=feedback.claim(loaded.kernel, evidence, verdict) if evidence and verdict else None,
         cells=cells,
         kernels=[loaded.kernel],

@@ -8,10 +8,10 @@ from typing import Literal
 from e2e import stats
 from e2e.invocation import Invocation
 from e2e.next_actions import next_actions
-from e2e.schema.evidence import ArmRecord, Evidence, Isolated
+from e2e.schema.evidence import ArmRecord, Evidence, Isolated, Part
 from e2e.schema.kernel import Kernel
 from e2e.schema.policy import Policy
-from e2e.schema.result import ClaimRecord, Feedback, SetUp
+from e2e.schema.result import ClaimRecord, Feedback, SetUp, TimeUse
 from e2e.schema.verdict import Against, Verdict
 from e2e.schema.words import Outcome, ReasonCode, ReasonKind, kind_of
 from e2e.units import Ratio, Seconds
@@ -44,6 +44,20 @@ def set_up(evidence: Evidence, verdict: Verdict | None = None) -> SetUp:
         steps = _break_even(evidence, baseline, candidate, build_s=build_s)
     first_s = candidate.first_step_s if candidate else None
     return SetUp(build_s=build_s, first_step_s=first_s, warm_step_s=warm_s, break_even_steps=steps)
+
+
+def time_use(evidence: Evidence) -> TimeUse | None:
+    """What the tool itself costs; None before anything was timed."""
+    spent = {item.part: item.seconds for item in evidence.spent}
+    irreducible = math.fsum(spent.get(part, 0.0) for part in IRREDUCIBLE)
+    if not spent.get("timed") or irreducible <= 0:
+        return None
+    total = math.fsum(seconds for part, seconds in spent.items() if part != "afterwards")
+    return TimeUse(to_verdict_s=total, irreducible_s=irreducible, overhead_ratio=total / irreducible)
+
+
+IRREDUCIBLE: tuple[Part, ...] = ("load", "build", "compile", "timed")
+"""Parts that any honest measurement of this kind has. Source: issue 3."""
 
 
 def _break_even(

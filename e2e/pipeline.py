@@ -191,7 +191,8 @@ def _build(course: Course, loaded: Loaded, run: store.Run) -> None:
                 raise UsageError(f"the policy's opponent {ADOPTED}{kernel.spec} does not build: {opponent.message}")
             course.crew.adopted[f"{ADOPTED}{kernel.spec}"] = opponent
     course.crew.built = built
-    course.learn(builds=[_build_record(built)], stage_finished=Stage.BUILD)
+    course.learn(builds=[_build_record(built)])
+    course.finish(Stage.BUILD)
 
 
 def _stages(course: Course) -> None:
@@ -207,7 +208,8 @@ def _stages(course: Course) -> None:
     course.learn(telemetry=telemetry, unseen=[*course.evidence.unseen, *unseen, *course.crew.remarks()])
     if not course.evidence.faults:
         try:
-            look_back(course)
+            with course.spending("afterwards"):
+                look_back(course)
         except CandidateFault as caught:
             course.fail(caught.fault)
 

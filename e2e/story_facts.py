@@ -9,7 +9,7 @@ from e2e.schema.policy import Policy
 from e2e.schema.result import CellResult, Result
 from e2e.schema.verdict import MemoryVerdict, NumericsVerdict, Verdict
 from e2e.schema.words import Stage
-from e2e.wording import ABSENT, clean, count, duration, percent, ratio, size, small
+from e2e.wording import ABSENT, clean, count, duration, percent, ratio, size, small, span
 
 _SITES_SHOWN = 4
 _WRONG_SHOWN = 3
@@ -38,7 +38,7 @@ def facts_of(result: Result, cell: CellResult, *, is_deciding: bool) -> tuple[tu
         *_resolution(evidence, verdict, result.policy),
     ]
     if is_deciding:
-        facts += [*_set_up(result, evidence), *_claim(result), *_scope(result, cell)]
+        facts += [*_set_up(result, evidence), *_time(result, evidence), *_claim(result), *_scope(result, cell)]
     return tuple((label, clean(text)) for label, text in facts)
 
 
@@ -155,6 +155,21 @@ def _resolution(evidence: Evidence, verdict: Verdict, policy: Policy | None) -> 
     busy = evidence.device.busy_ratio if evidence.device else None
     if busy is not None:
         yield "device", f"busy {percent(busy)} of the strongest PyTorch step"
+
+
+def _time(result: Result, evidence: Evidence) -> Facts:
+    if evidence.isolated is not None and evidence.isolated.plumbing_s is not None:
+        cost = max(0.0, evidence.isolated.plumbing_s)
+        yield "plumbing", f"{duration(cost, digits=2)} of host time per call of the kernel are e2e's own, in eager arms"
+    if evidence.stage_ends:
+        text = ", ".join(f"{end.stage} after {span(end.seconds)}" for end in evidence.stage_ends)
+        used = result.time_use
+        if used is not None:
+            text += (
+                f"; {ratio(used.overhead_ratio)} of the {span(used.irreducible_s)} that loading, building, compiling"
+            )
+            text += " and the timed blocks take by themselves"
+        yield "took", text
 
 
 def _set_up(result: Result, evidence: Evidence) -> Facts:

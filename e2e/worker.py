@@ -239,16 +239,16 @@ class Handlers:
 
     def do_isolated(self, *, inputs: str, seconds: float, alternative: str | None) -> dict[str, Any]:
         """The op alone: the model's own module, the best alternative, the candidate."""
-        from e2e.numerics.exercise import isolated
+        from e2e.numerics.exercise import isolated, plumbing
 
         site = self.patched[0]
         functions: dict[str, Any] = {"eager": _own(self.op, site), "candidate": self.kernel}
         if alternative is not None:
             functions["alternative"] = self.op.alternatives[alternative]
-        bare = getattr(self.kernel, "bare", None)
-        if bare is not None:
-            functions["bare"] = bare
-        return {"seconds": isolated(self.op, functions, inputs=Path(inputs), device=self.device, seconds=seconds)}
+        return {
+            "seconds": isolated(self.op, functions, inputs=Path(inputs), device=self.device, seconds=seconds),
+            "plumbing_s": plumbing(self.op, site, self.kernel, inputs=Path(inputs), device=self.device),
+        }
 
     # arms
 

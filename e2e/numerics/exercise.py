@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -228,6 +229,42 @@ def isolated(
         for name in names if turn % 2 == 0 else reversed(names):
             times[name].append(_per_call(functions[name], args, calls, device))
     return {name: sorted(values)[len(values) // 2] for name, values in times.items()}
+
+
+def plumbing(op: Op, site: Site, kernel: Callable[..., Any], *, inputs: Path, device: str) -> float | None:
+    """Host seconds per call that e2e puts between a module and a kernel: a patched forward against calls by hand.
+
+    On one row, so that the host's time is all there is; None if the kernel does not take one row.
+    """
+    call = load_calls(inputs, device)[0].call
+    x = call.tensors[0][tuple(slice(0, 1) for _ in range(call.tensors[0].dim() - 1))].contiguous()
+    rest = (*call.tensors[1:], *call.scalars)
+    allocate, function = getattr(kernel, "by_hand", (None, kernel))
+
+    def by_hand(x: Tensor) -> Any:
+        if allocate is None:
+            return function(x, *rest)
+        out = allocate(x, *rest)
+        function(x, *rest, out)
+        return out
+
+    twin = Site(site.fqn, copy_sharing_weights(site.module), site.scalars)
+    Patch(op, [twin], lambda _: kernel)
+    arms: list[Callable[..., Any]] = [twin.module.forward, by_hand]
+    times: list[list[float]] = [[], []]
+    try:
+        for arm in arms:
+            _per_call(arm, (x,), PLUMBING_CALLS, device)
+    except LOUD:
+        return None
+    for turn in range(PLUMBING_ROUNDS):
+        for place in (0, 1) if turn % 2 == 0 else (1, 0):
+            times[place].append(_per_call(arms[place], (x,), PLUMBING_CALLS, device))
+    return median(times[0]) - median(times[1])
+
+
+PLUMBING_CALLS = 1000
+PLUMBING_ROUNDS = 16
 
 
 def _per_call(function: Callable[..., Any], args: tuple[Any, ...], calls: int, device: str) -> float:

@@ -224,12 +224,36 @@ class Allocations(Record):
     count: int
 
 
+Part = Literal[
+    "build",
+    "load",
+    "check",
+    "compile",
+    "start",
+    "prepare",
+    "warm-up",
+    "timed",
+    "audit",
+    "afterwards",
+    "other",
+]
+"""`load`: the first process's imports and model. `compile`: waiting for the pilot's arms. `start`, `prepare`: the
+same again in verdict workers. `timed`: blocks, settle steps included. `afterwards`: memory and traces."""
+
+
 class Spent(Record):
     """Where the run's own time went."""
 
-    part: str
-    """`build`, `load`, `compile`, `warm-up`, `timed`, `check`, `audit`, `other`."""
+    part: Part
     seconds: Seconds
+
+
+class StageEnd(Record):
+    """When a stage was finished."""
+
+    stage: Stage
+    seconds: Seconds
+    """Since the cell began."""
 
 
 class Audit(Record):
@@ -263,7 +287,7 @@ class Isolated(Record):
     alternative_s: Seconds | None
     candidate_s: Seconds
     plumbing_s: Seconds | None = None
-    """Host cost e2e's own binding adds per call over the bare function."""
+    """Host time per call that e2e puts between a module and the kernel, in eager inference; none in a CUDA graph."""
 
 
 class KernelTime(Record):
@@ -350,6 +374,7 @@ class Evidence(Record):
     steadiness: list[Steadiness] = []
     allocations: list[Allocations] = []
     spent: list[Spent] = []
+    stage_ends: list[StageEnd] = []
     workers_finished: int = 0
     """Workers that completed every verdict block."""
     memory: list[MemoryRecord] = []

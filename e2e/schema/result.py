@@ -33,6 +33,17 @@ class SetUp(Record):
     """Steps after which the candidate's extra one-time cost is repaid; None when it never is."""
 
 
+class TimeUse(Record):
+    """What the run's own time went into, up to its verdict."""
+
+    to_verdict_s: Seconds
+    """From the start of the cell; memory and traces come later."""
+    irreducible_s: Seconds
+    """Loading the model once, building, compiling, and the timed blocks themselves."""
+    overhead_ratio: Ratio
+    """The first over the second."""
+
+
 class ClaimRecord(Record):
     """What the author says, what the op alone shows, what the workload shows."""
 
@@ -95,6 +106,7 @@ class Result(Record):
     numerics: NumericsVerdict | None
     engagement: Engagement | None
     set_up: SetUp
+    time_use: TimeUse | None = None
     claim: ClaimRecord | None
     cells: list[CellResult]
     kernels: list[Kernel]

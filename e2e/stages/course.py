@@ -16,7 +16,7 @@ from e2e.measure.machine import Watch
 from e2e.measure.schedule import SeedSource
 from e2e.processes import Worker
 from e2e.protocols import Progress
-from e2e.schema.evidence import Evidence, Fault, Spent
+from e2e.schema.evidence import Evidence, Fault, Part, Spent, StageEnd
 from e2e.schema.policy import Policy
 from e2e.schema.words import Stage
 
@@ -51,8 +51,9 @@ class Course:
     """Time kept for traces, memory and the report."""
     watch: Watch = field(default_factory=lambda: Watch("cpu"))
     facts: dict[str, Any] = field(default_factory=dict)
-    _parts: list[str] = field(default_factory=lambda: ["other"])
-    _spent: dict[str, float] = field(default_factory=dict)
+    _parts: list[Part] = field(default_factory=lambda: ["other"])
+    _spent: dict[Part, float] = field(default_factory=dict)
+    _began: float = field(default_factory=time.monotonic)
     _since: float = field(default_factory=time.monotonic)
 
     @property
@@ -61,7 +62,7 @@ class Course:
         return self.deadline.left_s > self.reserve_s
 
     @contextlib.contextmanager
-    def spending(self, part: str) -> Iterator[None]:
+    def spending(self, part: Part) -> Iterator[None]:
         """What follows counts as that part of the run's own time; a part inside another is not counted twice."""
         self._charge()
         self._parts.append(part)
@@ -87,7 +88,8 @@ class Course:
 
     def finish(self, stage: Stage) -> None:
         """That stage's work is complete."""
-        self.learn(stage_finished=stage)
+        end = StageEnd(stage=stage, seconds=time.monotonic() - self._began)
+        self.learn(stage_finished=stage, stage_ends=[*self.evidence.stage_ends, end])
 
     def forget_fingerprints(self) -> None:
         """The pilot's steps ran in the process that would replay them, so they are not audited."""

@@ -307,16 +307,15 @@ def _isolated(course: Course) -> None:
     assert course.pilot is not None and course.evidence.engagement is not None
     alternatives = [r.alternative for r in course.evidence.arms if r.alternative and not is_adopted(r.alternative)]
     alternative = alternatives[0] if alternatives else None
-    found = course.crew.ask(
+    reply = course.crew.ask(
         course.pilot,
         "isolated",
         stage=STAGE,
         inputs=str(course.path("calls.safetensors")),
         seconds=min(3.0, 0.02 * course.policy.budgets.cell_s),
         alternative=alternative,
-    )["seconds"]
-    check = course.evidence.op_checks[0]
-    bare = found.get("bare")
+    )
+    found, check = reply["seconds"], course.evidence.op_checks[0]
     course.learn(
         isolated=Isolated(
             shape=check.shape,
@@ -325,6 +324,6 @@ def _isolated(course: Course) -> None:
             alternative=alternative,
             alternative_s=found.get("alternative"),
             candidate_s=found["candidate"],
-            plumbing_s=None if bare is None else found["candidate"] - bare,
+            plumbing_s=reply["plumbing_s"],
         )
     )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from e2e import registry
 from e2e.errors import CandidateError
 from e2e.numerics.captures import Captured, save_calls
-from e2e.numerics.exercise import engage, gradients, isolated, model_logits, run_calls
+from e2e.numerics.exercise import engage, gradients, isolated, model_logits, plumbing, run_calls
 from e2e.numerics.training import compare
 from e2e.ops.rms_norm import RmsNorm
 from e2e.protocols import OpCall
@@ -245,6 +245,24 @@ def test_isolated_times_are_per_call_and_positive(inputs: Path) -> None:
 
     found = isolated(OP, {"candidate": OP.reference, "eager": slower}, inputs=inputs, device="cpu", seconds=0.1)
     assert 0 < found["candidate"] < found["eager"] < 0.1
+
+
+def test_plumbing_is_measured_on_one_row_or_not_at_all(session: LlamaSession, inputs: Path) -> None:
+    site = OP.find_sites(session.model)[0]
+
+    def refuses_one_row(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        raise ValueError(f"not {tuple(x.shape)}")
+
+    rows = []
+
+    def kernel(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        rows.append(x.numel() // x.shape[-1])
+        return x
+
+    cost = plumbing(OP, site, kernel, inputs=inputs, device="cpu")
+    assert cost is not None and set(rows) == {1}
+    assert "forward" not in vars(site.module)
+    assert plumbing(OP, site, refuses_one_row, inputs=inputs, device="cpu") is None
 
 
 # ---- Training
