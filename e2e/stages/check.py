@@ -36,10 +36,9 @@ def check(course: Course) -> None:
     if not course.fqns:
         course.finish(STAGE)
         return
-    warmers: list[tuple[Worker, int]] = []
     if course.crew.cell.step != "train" and course.evidence.stage_asked.rank > STAGE.rank:
         if thread_count() >= MANY_CORES:
-            warmers = warm_caches(course)
+            course.warmers = warm_caches(course)
         else:
             begin_pilot(course, arm_names(course))
     worker = course.crew.candidate_worker(course.fqns, stage=STAGE)
@@ -50,12 +49,8 @@ def check(course: Course) -> None:
         else:
             _engage(course, worker)
             _model(course, worker)
-        wait_for(course, warmers)
     finally:
-        for process in (worker, *(warmer for warmer, _ in warmers)):
-            process.close()
-    if warmers:
-        begin_pilot(course, arm_names(course))
+        worker.close()
     course.finish(STAGE)
 
 
@@ -139,15 +134,18 @@ def warm_caches(course: Course) -> list[tuple[Worker, int]]:
     return warmers
 
 
-def wait_for(course: Course, warmers: list[tuple[Worker, int]]) -> None:
-    """Until the caches are warm; what failed here fails again in the pilot, where it is recorded."""
-    for worker, count in warmers:
+def pilot_of_warm_caches(course: Course) -> None:
+    """Wait until the caches are warm, then begin the pilot; what failed here fails again there, and is recorded."""
+    for worker, count in course.warmers:
         for _ in range(count):
             try:
                 worker.answer("prepare", timeout_s=course.policy.budgets.compile_s)
             except WorkerFault as fault:
                 if fault.kind != "raised":
                     break
+        worker.close()
+    course.warmers = []
+    begin_pilot(course, arm_names(course))
 
 
 def arm_names(course: Course) -> list[str]:

@@ -38,6 +38,8 @@ class Course:
     clean: Worker | None = None
     pilot: Worker | None = None
     """Has every arm prepared; times the pilot, replays audited steps, records traces. Never part of an interval."""
+    warmers: list[tuple[Worker, int]] = field(default_factory=list)
+    """Workers that compile arms ahead of the pilot, and how many arms each."""
     fqns: list[str] = field(default_factory=list)
     """Sites that run the candidate."""
     digests: dict[tuple[str, int], Fingerprint] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from e2e.processes import Worker, WorkerFault
 from e2e.schema.evidence import ArmRecord, Fault, Isolated
 from e2e.schema.verdict import Estimate
 from e2e.schema.words import Mode, ReasonCode, Role, Stage
-from e2e.stages.check import arm_is_right, arm_names, begin_pilot, mode_problem
+from e2e.stages.check import arm_is_right, arm_names, begin_pilot, mode_problem, pilot_of_warm_caches
 from e2e.stages.course import Course
 from e2e.stages.timing import run_block, warm_up
 from e2e.weighing import opponent_arm
@@ -37,6 +37,8 @@ def screen(course: Course) -> None:
     """Try every arm, choose the strongest of either side, and bound what any kernel could win."""
     course.progress.stage("screen", "compiling every arm")
     with course.spending("compile"):
+        if course.pilot is None:
+            pilot_of_warm_caches(course)
         _prepare_arms(course)
     course.progress.stage("screen", "pilot of every arm")
     course.watch.begin()
