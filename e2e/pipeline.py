@@ -33,6 +33,7 @@ from e2e.stages.check import check
 from e2e.stages.course import Course
 from e2e.stages.screen import screen
 from e2e.stages.verdict import time_verdict
+from e2e.sweep import asks_for_losses
 
 FINAL = (Outcome.INCORRECT, Outcome.FAILED, Outcome.NOT_APPLICABLE, Outcome.REFUTED)
 """Outcomes that no later stage can change."""
@@ -188,12 +189,17 @@ def _stages(course: Course) -> None:
 
 
 def _is_final(course: Course) -> bool:
-    """Whether what is known now, taken as all that was asked, has an outcome that stands."""
+    """Whether what is known now, taken as all that was asked, has an outcome that stands.
+
+    Without headroom there is no gain, and in a sweep the loss is still to be measured.
+    """
     finished = course.evidence.stage_finished
     if finished is None or finished is Stage.BUILD:
         return False
     so_far = course.evidence.model_copy(update={"stage_asked": finished})
-    return judge(so_far, course.policy).outcome in FINAL
+    outcome = judge(so_far, course.policy).outcome
+    is_needed = outcome is Outcome.REFUTED and asks_for_losses(course.policy, cells=course.cells)
+    return outcome in FINAL and not is_needed
 
 
 def _course(
@@ -226,6 +232,7 @@ def _course(
         seeds=SeedSource((loaded.seed + 1) * SEED_SPACE),
         reserve_s=RESERVE_RATIO * budget,
         watch=Watch(loaded.device.name),
+        cells=len(cells_of(loaded.workload.workload)),
     )
 
 

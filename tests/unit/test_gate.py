@@ -4,7 +4,6 @@ import pytest
 
 from e2e.errors import UsageError
 from e2e.gate import regate
-from e2e.judge import deciding
 from e2e.schema.policy import Policy
 from e2e.schema.result import CellResult
 from e2e.schema.words import Outcome, Stage
@@ -52,9 +51,3 @@ def test_a_confirmed_of_an_older_method_is_stale() -> None:
 def test_a_run_without_policy_needs_one() -> None:
     with pytest.raises(UsageError, match="give one with --policy"):
         regate(results.result(policy=None), None)
-
-
-def test_a_sweep_is_as_good_as_its_worst_cell() -> None:
-    worst_last = [Outcome.CONFIRMED, Outcome.REFUTED, Outcome.INCONCLUSIVE, Outcome.INCORRECT]
-    for length in range(1, 5):
-        assert length - 1 == deciding([results.verdict(outcome=outcome) for outcome in worst_last[:length]])

@@ -1,0 +1,319 @@
+"""Verdicts of the cells -> the verdict of a sweep. Pure.
+
+CONFIRMED needs two things. No cell may lose: every one's interval lies above 1 - margin, each at its own level,
+since all of them must hold. And the claimed wins must hold (`wins` of the policy): at a Holm-adjusted level,
+since the best of many cells looks better than it is.
+
+Source:
+    METHOD.md B2.16 and B5.19.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from e2e import wording
+from e2e.judge import decided, judge
+from e2e.regions import regions_of
+from e2e.schema.evidence import Evidence
+from e2e.schema.policy import Policy
+from e2e.schema.result import CellResult, Region, Regions
+from e2e.schema.verdict import Against, Reason, Verdict
+from e2e.schema.words import Label, Outcome, ReasonCode, ReasonKind, Role, Stage, kind_of
+from e2e.weighing import weigh
+
+
+@dataclass(frozen=True)
+class SweepVerdict:
+    """What all cells together mean under the policy."""
+
+    outcome: Outcome | None
+    label: Label | None
+    reasons: list[Reason]
+    """Of several cells: one for every fact that decides, with its cell; then advice."""
+    decides: int
+    """Index of the cell that the first reason is about."""
+    regions: Regions | None
+    """None for a single cell."""
+
+
+def sweep(cells: Sequence[CellResult], policy: Policy) -> SweepVerdict:
+    """The verdict over all cells; a single cell's own verdict is that of its run.
+
+    Raises:
+        ValueError: no cells.
+    """
+    if not cells:
+        raise ValueError("a sweep has at least one cell")
+    if len(cells) == 1:
+        told = cells[0].verdict
+        return SweepVerdict(told.outcome, told.label, told.reasons, decides=0, regions=None)
+    views = _views(cells, policy)
+    ruling = _rule(views, policy)
+    return SweepVerdict(
+        outcome=ruling.outcome,
+        label=ruling.label,
+        reasons=[*(fact.reason for fact in ruling.facts), *_advice(views)],
+        decides=ruling.facts[0].index if ruling.facts else 0,
+        regions=regions_of([_region(view) for view in views]),
+    )
+
+
+def asks_for_losses(policy: Policy, *, cells: int) -> bool:
+    """Whether a cell that wins nothing still has to show that it loses nothing: another one may win."""
+    return cells > 1 and policy.wins == "any"
+
+
+def settled(evidence: Evidence, policy: Policy, *, cells: int) -> bool:
+    """Whether a cell, one of so many, may stop at this look.
+
+    It goes on until its gain holds at the level that the sweep may ask for, or, without a gain, until a loss is
+    shown or ruled out.
+    """
+    if not decided(evidence, policy):
+        return False
+    row = weigh(evidence, policy).deciding
+    if cells == 1 or row is None or policy.objective == "memory":
+        return True
+    if row.outcome is Outcome.CONFIRMED:
+        return _confirms(evidence, policy, among=cells)
+    return not asks_for_losses(policy, cells=cells) or _keeps(row, policy) or _is_loss(row, policy)
+
+
+# What every cell says --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _View:
+    """A cell, and what it means for the sweep."""
+
+    index: int
+    found: CellResult
+    policy: Policy
+    timed: Verdict
+    """What the candidate's own times say: its verdict, but for a ceiling that rules a gain out without them."""
+    wins: bool
+    """At the level that the sweep asks for."""
+
+    @property
+    def title(self) -> str:
+        return self.found.cell.title
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """Of the cell by itself."""
+        return self.found.verdict.outcome
+
+    @property
+    def row(self) -> Against | None:
+        """Against the opponent that decides."""
+        rows = self.found.verdict.latency.against
+        return next((row for row in rows if row.opponent == self.policy.decides), None)
+
+    @property
+    def loses(self) -> bool:
+        """Whether the step is shown to be slower by more than the margin."""
+        return self.timed.outcome is Outcome.REFUTED and self.row is not None and _is_loss(self.row, self.policy)
+
+    @property
+    def holds(self) -> bool:
+        """Whether a loss beyond the margin is ruled out, on evidence that can be relied on."""
+        blocking = [reason.code for reason in self.timed.reasons if kind_of(reason.code) is ReasonKind.BLOCKING]
+        # The budget's end leaves a gain open; the interval up to then stands.
+        is_sound = set(blocking) <= {ReasonCode.BUDGET_EXHAUSTED}
+        return is_sound and self.row is not None and _keeps(self.row, self.policy)
+
+    @property
+    def reading(self) -> str:
+        """`0.998x +- 0.003 (0.995 to 1.001) against eager with F.rms_norm`."""
+        row = self.row
+        return wording.ABSENT if row is None else f"{wording.estimate(row.speedup)} against {wording.arm(row.arm)}"
+
+    @property
+    def headline(self) -> _Fact:
+        """Why its own verdict is what it is."""
+        return self.says(_decisive(self.found.verdict)[0])
+
+    def says(self, reason: Reason) -> _Fact:
+        """That reason, with the cell named."""
+        return _Fact(self.index, reason.model_copy(update={"message": f"{self.title}: {reason.message}"}))
+
+    def means(self, code: ReasonCode, message: str) -> _Fact:
+        """A reason that only the sweep has."""
+        return self.says(Reason(code=code, message=message))
+
+
+@dataclass(frozen=True)
+class _Fact:
+    index: int
+    """Of the cell."""
+    reason: Reason
+
+
+def _views(cells: Sequence[CellResult], policy: Policy) -> list[_View]:
+    wins = _holm(cells, policy)
+    timed = [
+        judge(_without_ceiling(cell.evidence), policy) if cell.verdict.label is Label.NO_HEADROOM else cell.verdict
+        for cell in cells
+    ]
+    return [_View(i, cell, policy, timed=timed[i], wins=i in wins) for i, cell in enumerate(cells)]
+
+
+def _without_ceiling(evidence: Evidence) -> Evidence:
+    """The same run, had the ceiling not been measured."""
+    arms = [arm.model_copy(update={"status": "skipped"}) if arm.role is Role.HEADROOM else arm for arm in evidence.arms]
+    return evidence.model_copy(update={"arms": arms})
+
+
+def _holm(cells: Sequence[CellResult], policy: Policy) -> set[int]:
+    """Cells whose gain holds among so many: the error allowed is shared by those that are not yet shown to win.
+
+    Source:
+        Holm 1979, a simple sequentially rejective multiple test procedure.
+    """
+    claimed = {index for index, cell in enumerate(cells) if cell.verdict.outcome is Outcome.CONFIRMED}
+    if policy.objective == "memory":
+        return claimed  # a saving is told from its range over repeats, which has no level to adjust
+    wins: set[int] = set()
+    while found := {
+        index for index in claimed - wins if _confirms(cells[index].evidence, policy, among=len(cells) - len(wins))
+    }:
+        wins |= found
+    return wins
+
+
+def _confirms(evidence: Evidence, policy: Policy, *, among: int) -> bool:
+    """Whether the interval rule confirms the gain at the level that so many claims leave for one."""
+    adjusted = policy.model_copy(update={"level": _level(policy, among=among)})
+    row = weigh(evidence, adjusted).deciding
+    return row is not None and row.outcome is Outcome.CONFIRMED
+
+
+def _level(policy: Policy, *, among: int) -> float:
+    return 1 - (1 - policy.level) / among
+
+
+def _worst(policy: Policy) -> float:
+    """Speed-up down to which a cell counts as no slower."""
+    return 1 - (policy.memory.noninferiority if policy.objective == "memory" else policy.margin)
+
+
+def _keeps(row: Against, policy: Policy) -> bool:
+    return row.speedup.lower_bound > _worst(policy)
+
+
+def _is_loss(row: Against, policy: Policy) -> bool:
+    return row.speedup.upper_bound < _worst(policy)
+
+
+# What they mean together -----------------------------------------------------------------------------------
+
+_BROKEN = (Outcome.INCORRECT, Outcome.FAILED, Outcome.NOT_APPLICABLE)
+"""Worst first: who adopts a kernel adopts it for every cell."""
+
+
+@dataclass(frozen=True)
+class _Ruling:
+    outcome: Outcome | None
+    facts: list[_Fact]
+    label: Label | None = None
+
+
+def _rule(views: Sequence[_View], policy: Policy) -> _Ruling:
+    for outcome in _BROKEN:
+        worst = next((view for view in views if view.outcome is outcome), None)
+        if worst is not None:
+            return _Ruling(outcome, [worst.says(reason) for reason in _decisive(worst.found.verdict)])
+    losing = [view for view in views if view.loses]
+    if losing:
+        facts = [view.means(ReasonCode.REGRESSION, f"slower: {view.reading}") for view in losing]
+        return _Ruling(Outcome.REFUTED, facts, Label.REGRESSION)
+    refuted = [view for view in views if view.outcome is Outcome.REFUTED]
+    if refuted and (policy.wins == "all" or len(refuted) == len(views)):
+        # What was measured of the candidate comes before what no candidate could do.
+        refuted.sort(key=lambda view: view.found.verdict.label is Label.NO_HEADROOM)
+        return _Ruling(Outcome.REFUTED, [view.headline for view in refuted], refuted[0].found.verdict.label)
+    if views[0].found.evidence.stage_asked is not Stage.VERDICT:
+        return _before_verdict(views)
+    wins = [view for view in views if view.wins]
+    must_win = policy.wins == "all" or not wins
+    still_open = [fact for view in views for fact in _open(view, must_win=must_win, claims=len(views) - len(wins))]
+    if still_open:
+        return _Ruling(Outcome.INCONCLUSIVE, sorted(still_open, key=lambda fact: _rank(fact.reason)))
+    kept = [_kept(view) for view in views if not view.wins]
+    return _Ruling(Outcome.CONFIRMED, [*(view.headline for view in wins), *kept])
+
+
+def _before_verdict(views: Sequence[_View]) -> _Ruling:
+    """Nothing is claimed yet: the stage is passed unless a cell left something open."""
+    undecided = [view for view in views if view.outcome is Outcome.INCONCLUSIVE]
+    if undecided:
+        return _Ruling(Outcome.INCONCLUSIVE, [view.headline for view in undecided])
+    passed = [view for view in views if view.outcome is None]
+    facts = [view.says(reason) for view in passed for reason in _decisive(view.found.verdict)]
+    return _Ruling(None, facts, passed[0].found.verdict.label)
+
+
+def _open(view: _View, *, must_win: bool, claims: int) -> Iterator[_Fact]:
+    """What keeps this cell from counting: a gain that is neither shown nor refuted, or a loss that is not ruled out."""
+    margin = wording.percent(1 - _worst(view.policy))
+    may_win = not view.wins and view.outcome is not Outcome.REFUTED
+    if must_win and may_win and view.outcome is Outcome.CONFIRMED:
+        level = wording.percent(_level(view.policy, among=claims), digits=4)
+        message = f"{view.reading} clears the margin by itself, and not at the {level} that {claims} claims ask for"
+        yield view.means(ReasonCode.INTERVAL_STRADDLES, message)
+    elif must_win and may_win:
+        yield view.headline
+    elif not view.holds and view.timed.outcome is Outcome.REFUTED:
+        message = f"{view.reading}: no gain, and a loss of more than {margin} is not ruled out"
+        yield view.means(ReasonCode.INTERVAL_STRADDLES, message)
+    elif not view.holds:
+        reason = _decisive(view.timed)[0]
+        yield view.means(reason.code, f"a loss of more than {margin} is not ruled out: {reason.message}")
+
+
+def _kept(view: _View) -> _Fact:
+    """A cell without a gain that loses nothing."""
+    code = next(reason.code for reason in view.timed.reasons if kind_of(reason.code) is ReasonKind.INTERVAL)
+    code = ReasonCode.INTERVAL_STRADDLES if code is ReasonCode.GAIN_CONFIRMED else code
+    return view.means(code, f"{view.reading}: no loss of more than {wording.percent(1 - _worst(view.policy))}")
+
+
+def _decisive(verdict: Verdict) -> list[Reason]:
+    return [reason for reason in verdict.reasons if kind_of(reason.code) is not ReasonKind.ADVICE]
+
+
+def _rank(reason: Reason) -> int:
+    return list(ReasonKind).index(kind_of(reason.code))
+
+
+def _advice(views: Sequence[_View]) -> list[Reason]:
+    """Of every code the first cell's; the cells have their own."""
+    first: dict[ReasonCode, Reason] = {}
+    for view in views:
+        for reason in view.found.verdict.reasons:
+            if kind_of(reason.code) is ReasonKind.ADVICE:
+                first.setdefault(reason.code, view.says(reason).reason)
+    return sorted(first.values(), key=lambda reason: list(ReasonCode).index(reason.code))
+
+
+def _region(view: _View) -> Region:
+    cell = view.found.cell
+    return Region(
+        batch=cell.batch,
+        sequence=cell.sequence,
+        rows=cell.rows,
+        outcome=view.outcome,
+        speedup=view.row.speedup if view.row else None,
+        standing=_standing(view),
+    )
+
+
+def _standing(view: _View) -> Literal["wins", "loses", "neither", "unknown"]:
+    if view.wins:
+        return "wins"
+    if view.loses:
+        return "loses"
+    return "neither" if view.holds and view.timed.outcome is Outcome.REFUTED else "unknown"
