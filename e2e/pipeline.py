@@ -26,17 +26,15 @@ from e2e.reading import read_kernel
 from e2e.request import Loaded, Request
 from e2e.schema.evidence import BuildRecord, Evidence, Fault, Where
 from e2e.schema.result import Result
-from e2e.schema.words import Outcome, ReasonCode, Stage
+from e2e.schema.words import ReasonCode, Stage
 from e2e.schema.workload import Cell, cells_of
 from e2e.stages.afterwards import look_back
 from e2e.stages.check import check
 from e2e.stages.course import Course
 from e2e.stages.screen import screen
 from e2e.stages.verdict import time_verdict
-from e2e.sweep import asks_for_losses
+from e2e.sweep import is_final
 
-FINAL = (Outcome.INCORRECT, Outcome.FAILED, Outcome.NOT_APPLICABLE, Outcome.REFUTED)
-"""Outcomes that no later stage can change."""
 STAGES = ((Stage.CHECK, check), (Stage.SCREEN, screen), (Stage.VERDICT, time_verdict))
 RESERVE_RATIO = 0.08
 """Share of a cell's time kept for traces, memory and the report."""
@@ -189,17 +187,12 @@ def _stages(course: Course) -> None:
 
 
 def _is_final(course: Course) -> bool:
-    """Whether what is known now, taken as all that was asked, has an outcome that stands.
-
-    Without headroom there is no gain, and in a sweep the loss is still to be measured.
-    """
+    """Whether what is known now, taken as all that was asked, has an outcome that stands."""
     finished = course.evidence.stage_finished
     if finished is None or finished is Stage.BUILD:
         return False
     so_far = course.evidence.model_copy(update={"stage_asked": finished})
-    outcome = judge(so_far, course.policy).outcome
-    is_needed = outcome is Outcome.REFUTED and asks_for_losses(course.policy, cells=course.cells)
-    return outcome in FINAL and not is_needed
+    return is_final(judge(so_far, course.policy).outcome, course.policy, cells=course.cells)
 
 
 def _course(

@@ -26,6 +26,7 @@ _TONES: dict[Outcome, Tone] = {
     Outcome.INCORRECT: "bad",
     Outcome.FAILED: "bad",
 }
+_CLAIMS = {"any": "one or more", "all": "each"}
 _REASONS_SHOWN = 8
 _SAID_ELSEWHERE = (ReasonCode.RANDOM_WEIGHTS, ReasonCode.CANNOT_SEE)
 """One is a mark, the other a fact; both are on the first screen anyway."""
@@ -114,7 +115,7 @@ def _sentence(result: Result, deciding: CellResult | None) -> str | None:
         return clean(f"{what} builds and gives right outputs in {where}.")
     opponent, margin = OPPONENTS[result.policy.decides], percent(result.policy.margin)
     if len(result.cells) > 1:
-        where = f"{result.policy.wins} of {where}"
+        where = f"{_CLAIMS[result.policy.wins]} of {where}"
     none_loses = f", and none more than {margin} slower" if len(result.cells) > 1 else ""
     return clean(f"{what} makes {where} at least {margin} faster than {opponent}{none_loses}.")
 

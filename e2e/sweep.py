@@ -24,6 +24,9 @@ from e2e.schema.verdict import Against, Reason, Verdict
 from e2e.schema.words import Label, Outcome, ReasonCode, ReasonKind, Role, Stage, kind_of
 from e2e.weighing import weigh
 
+_BROKEN = (Outcome.INCORRECT, Outcome.FAILED, Outcome.NOT_APPLICABLE)
+"""Worst first: who adopts a kernel adopts it for every cell."""
+
 
 @dataclass(frozen=True)
 class SweepVerdict:
@@ -61,9 +64,12 @@ def sweep(cells: Sequence[CellResult], policy: Policy) -> SweepVerdict:
     )
 
 
-def asks_for_losses(policy: Policy, *, cells: int) -> bool:
-    """Whether a cell that wins nothing still has to show that it loses nothing: another one may win."""
-    return cells > 1 and policy.wins == "any"
+def is_final(outcome: Outcome | None, policy: Policy, *, cells: int) -> bool:
+    """Whether no later stage can change what a cell, one of so many, means for the run.
+
+    Without headroom there is no gain, and where another cell may win, the loss is still to be measured.
+    """
+    return outcome in _BROKEN or (outcome is Outcome.REFUTED and not _asks_for_losses(policy, cells=cells))
 
 
 def settled(evidence: Evidence, policy: Policy, *, cells: int) -> bool:
@@ -79,7 +85,12 @@ def settled(evidence: Evidence, policy: Policy, *, cells: int) -> bool:
         return True
     if row.outcome is Outcome.CONFIRMED:
         return _confirms(evidence, policy, among=cells)
-    return not asks_for_losses(policy, cells=cells) or _keeps(row, policy) or _is_loss(row, policy)
+    return not _asks_for_losses(policy, cells=cells) or _keeps(row, policy) or _is_loss(row, policy)
+
+
+def _asks_for_losses(policy: Policy, *, cells: int) -> bool:
+    """Whether a cell that wins nothing still has to show that it loses nothing: another one may win."""
+    return cells > 1 and policy.wins == "any"
 
 
 # What every cell says --------------------------------------------------------------------------------------
@@ -209,9 +220,6 @@ def _is_loss(row: Against, policy: Policy) -> bool:
 
 
 # What they mean together -----------------------------------------------------------------------------------
-
-_BROKEN = (Outcome.INCORRECT, Outcome.FAILED, Outcome.NOT_APPLICABLE)
-"""Worst first: who adopts a kernel adopts it for every cell."""
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from e2e.errors import UsageError
 from e2e.gate import regate
 from e2e.schema.policy import Policy
 from e2e.schema.result import CellResult
-from e2e.schema.words import Outcome, Stage
+from e2e.schema.words import Stage
 from tests import results
+from tests.fakes import evidence, timed
 
 
 def test_the_stored_policy_gives_the_stored_outcome() -> None:
@@ -51,3 +52,19 @@ def test_a_confirmed_of_an_older_method_is_stale() -> None:
 def test_a_run_without_policy_needs_one() -> None:
     with pytest.raises(UsageError, match="give one with --policy"):
         regate(results.result(policy=None), None)
+
+
+def test_a_sweep_is_judged_over_all_cells_under_the_policy_given() -> None:
+    found = [evidence(timed(1.0)), evidence(timed(1.05))]
+    cells = [
+        CellResult(cell=results.cell(batch=batch), evidence=each, verdict=results.verdict())
+        for batch, each in enumerate(found, start=1)
+    ]
+    stored = results.result(cells)
+    gate = regate(stored, None)
+    assert 0 == gate.code
+    lines = gate.text.splitlines()
+    assert "  prefill 1 x 2048 bfloat16: REFUTED, gain below the margin" == lines[2]
+    assert "  prefill 2 x 2048 bfloat16: CONFIRMED" == lines[3]
+    assert lines[4].startswith("    prefill 2 x 2048 bfloat16: 1.0")
+    assert 10 == regate(stored, Policy(name="strict", wins="all")).code

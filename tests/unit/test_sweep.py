@@ -12,7 +12,7 @@ from e2e.schema.result import CellResult
 from e2e.schema.words import Label, Outcome, ReasonCode, ReasonKind, Stage, kind_of
 from e2e.schema.workload import Cell
 from e2e.stats import blocks_for
-from e2e.sweep import SweepVerdict, settled, sweep
+from e2e.sweep import SweepVerdict, is_final, settled, sweep
 from tests import results
 from tests.fakes import (
     ALTERNATIVE,
@@ -364,6 +364,25 @@ def test_a_cell_stops_once_the_sweep_needs_no_more_of_it(
     assert decided(found, rules) is settled(found, rules, cells=1)
 
 
+@pytest.mark.parametrize(
+    ("expected", "outcome", "among", "rules"),
+    [
+        (True, Outcome.INCORRECT, 4, ANY),
+        (True, Outcome.FAILED, 4, ANY),
+        (True, Outcome.NOT_APPLICABLE, 1, ANY),
+        (True, Outcome.REFUTED, 1, ANY),
+        (False, Outcome.REFUTED, 2, ANY),
+        (True, Outcome.REFUTED, 2, ALL),
+        (False, Outcome.INCONCLUSIVE, 1, ANY),
+        (False, None, 1, ANY),
+    ],
+)
+def test_without_headroom_a_cell_goes_on_where_another_may_win(
+    expected: bool, outcome: Outcome | None, among: int, rules: Policy
+) -> None:
+    assert expected is is_final(outcome, rules, cells=among)
+
+
 def test_rows_are_the_tokens_of_a_step() -> None:
     rows = {
         step: Cell(batch=4, sequence=256, dtype="float32", step=step).rows for step in ("prefill", "train", "decode")
@@ -396,5 +415,5 @@ def test_four_cells_of_identical_code_are_hardly_ever_confirmed() -> None:
 
 
 def test_the_best_of_four_gains_at_the_margin_is_confirmed_no_more_often_than_one() -> None:
-    outcomes = Counter(run(seed, [1.01] * 4, ANY, block_sd=0.002, worker_sd=0.002).outcome for seed in range(200))
-    assert outcomes[Outcome.CONFIRMED] <= 0.035 * 200
+    outcomes = Counter(run(seed, [1.01] * 4, ANY, block_sd=0.002, worker_sd=0.002).outcome for seed in range(100))
+    assert outcomes[Outcome.CONFIRMED] <= 0.035 * 100  # 14 of 100 without Holm's adjustment
