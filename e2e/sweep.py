@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from e2e import wording
-from e2e.judge import decided, judge
+from e2e.judge import decided
 from e2e.regions import regions_of
 from e2e.schema.evidence import Evidence
 from e2e.schema.policy import Policy
 from e2e.schema.result import CellResult, Region, Regions
-from e2e.schema.verdict import Against, Reason, Verdict
-from e2e.schema.words import Label, Outcome, ReasonCode, ReasonKind, Role, Stage, kind_of
+from e2e.schema.verdict import Reason
+from e2e.schema.words import Label, Outcome, ReasonCode, ReasonKind, Stage, kind_of
+from e2e.standing import Fact, View, confirms, decisive, is_loss, keeps, level_among, slowest, views_of
 from e2e.weighing import weigh
 
 _BROKEN = (Outcome.INCORRECT, Outcome.FAILED, Outcome.NOT_APPLICABLE)
@@ -53,7 +53,7 @@ def sweep(cells: Sequence[CellResult], policy: Policy) -> SweepVerdict:
     if len(cells) == 1:
         told = cells[0].verdict
         return SweepVerdict(told.outcome, told.label, told.reasons, decides=0, regions=None)
-    views = _views(cells, policy)
+    views = views_of(cells, policy)
     ruling = _rule(views, policy)
     return SweepVerdict(
         outcome=ruling.outcome,
@@ -84,8 +84,8 @@ def settled(evidence: Evidence, policy: Policy, *, cells: int) -> bool:
     if cells == 1 or row is None or policy.objective == "memory":
         return True
     if row.outcome is Outcome.CONFIRMED:
-        return _confirms(evidence, policy, among=cells)
-    return not _asks_for_losses(policy, cells=cells) or _keeps(row, policy) or _is_loss(row, policy)
+        return confirms(evidence, policy, among=cells)
+    return not _asks_for_losses(policy, cells=cells) or keeps(row, policy) or is_loss(row, policy)
 
 
 def _asks_for_losses(policy: Policy, *, cells: int) -> bool:
@@ -93,147 +93,18 @@ def _asks_for_losses(policy: Policy, *, cells: int) -> bool:
     return cells > 1 and policy.wins == "any"
 
 
-# What every cell says --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _View:
-    """A cell, and what it means for the sweep."""
-
-    index: int
-    found: CellResult
-    policy: Policy
-    timed: Verdict
-    """What the candidate's own times say: its verdict, but for a ceiling that rules a gain out without them."""
-    wins: bool
-    """At the level that the sweep asks for."""
-
-    @property
-    def title(self) -> str:
-        return self.found.cell.title
-
-    @property
-    def outcome(self) -> Outcome | None:
-        """Of the cell by itself."""
-        return self.found.verdict.outcome
-
-    @property
-    def row(self) -> Against | None:
-        """Against the opponent that decides."""
-        rows = self.found.verdict.latency.against
-        return next((row for row in rows if row.opponent == self.policy.decides), None)
-
-    @property
-    def loses(self) -> bool:
-        """Whether the step is shown to be slower by more than the margin."""
-        return self.timed.outcome is Outcome.REFUTED and self.row is not None and _is_loss(self.row, self.policy)
-
-    @property
-    def holds(self) -> bool:
-        """Whether a loss beyond the margin is ruled out, on evidence that can be relied on."""
-        blocking = [reason.code for reason in self.timed.reasons if kind_of(reason.code) is ReasonKind.BLOCKING]
-        # The budget's end leaves a gain open; the interval up to then stands.
-        is_sound = set(blocking) <= {ReasonCode.BUDGET_EXHAUSTED}
-        return is_sound and self.row is not None and _keeps(self.row, self.policy)
-
-    @property
-    def reading(self) -> str:
-        """`0.998x +- 0.003 (0.995 to 1.001) against eager with F.rms_norm`."""
-        row = self.row
-        return wording.ABSENT if row is None else f"{wording.estimate(row.speedup)} against {wording.arm(row.arm)}"
-
-    @property
-    def headline(self) -> _Fact:
-        """Why its own verdict is what it is."""
-        return self.says(_decisive(self.found.verdict)[0])
-
-    def says(self, reason: Reason) -> _Fact:
-        """That reason, with the cell named."""
-        return _Fact(self.index, reason.model_copy(update={"message": f"{self.title}: {reason.message}"}))
-
-    def means(self, code: ReasonCode, message: str) -> _Fact:
-        """A reason that only the sweep has."""
-        return self.says(Reason(code=code, message=message))
-
-
-@dataclass(frozen=True)
-class _Fact:
-    index: int
-    """Of the cell."""
-    reason: Reason
-
-
-def _views(cells: Sequence[CellResult], policy: Policy) -> list[_View]:
-    wins = _holm(cells, policy)
-    timed = [
-        judge(_without_ceiling(cell.evidence), policy) if cell.verdict.label is Label.NO_HEADROOM else cell.verdict
-        for cell in cells
-    ]
-    return [_View(i, cell, policy, timed=timed[i], wins=i in wins) for i, cell in enumerate(cells)]
-
-
-def _without_ceiling(evidence: Evidence) -> Evidence:
-    """The same run, had the ceiling not been measured."""
-    arms = [arm.model_copy(update={"status": "skipped"}) if arm.role is Role.HEADROOM else arm for arm in evidence.arms]
-    return evidence.model_copy(update={"arms": arms})
-
-
-def _holm(cells: Sequence[CellResult], policy: Policy) -> set[int]:
-    """Cells whose gain holds among so many: the error allowed is shared by those that are not yet shown to win.
-
-    Source:
-        Holm 1979, a simple sequentially rejective multiple test procedure.
-    """
-    claimed = {index for index, cell in enumerate(cells) if cell.verdict.outcome is Outcome.CONFIRMED}
-    if policy.objective == "memory":
-        return claimed  # a saving is told from its range over repeats, which has no level to adjust
-    wins: set[int] = set()
-    while found := {
-        index for index in claimed - wins if _confirms(cells[index].evidence, policy, among=len(cells) - len(wins))
-    }:
-        wins |= found
-    return wins
-
-
-def _confirms(evidence: Evidence, policy: Policy, *, among: int) -> bool:
-    """Whether the interval rule confirms the gain at the level that so many claims leave for one."""
-    adjusted = policy.model_copy(update={"level": _level(policy, among=among)})
-    row = weigh(evidence, adjusted).deciding
-    return row is not None and row.outcome is Outcome.CONFIRMED
-
-
-def _level(policy: Policy, *, among: int) -> float:
-    return 1 - (1 - policy.level) / among
-
-
-def _worst(policy: Policy) -> float:
-    """Speed-up down to which a cell counts as no slower."""
-    return 1 - (policy.memory.noninferiority if policy.objective == "memory" else policy.margin)
-
-
-def _keeps(row: Against, policy: Policy) -> bool:
-    return row.speedup.lower_bound > _worst(policy)
-
-
-def _is_loss(row: Against, policy: Policy) -> bool:
-    return row.speedup.upper_bound < _worst(policy)
-
-
-# What they mean together -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Ruling:
     outcome: Outcome | None
-    facts: list[_Fact]
+    facts: list[Fact]
     label: Label | None = None
 
 
-def _rule(views: Sequence[_View], policy: Policy) -> _Ruling:
+def _rule(views: Sequence[View], policy: Policy) -> _Ruling:
     for outcome in _BROKEN:
         worst = next((view for view in views if view.outcome is outcome), None)
         if worst is not None:
-            return _Ruling(outcome, [worst.says(reason) for reason in _decisive(worst.found.verdict)])
+            return _Ruling(outcome, [worst.says(reason) for reason in decisive(worst.found.verdict)])
     losing = [view for view in views if view.loses]
     if losing:
         facts = [view.means(ReasonCode.REGRESSION, f"slower: {view.reading}") for view in losing]
@@ -254,22 +125,22 @@ def _rule(views: Sequence[_View], policy: Policy) -> _Ruling:
     return _Ruling(Outcome.CONFIRMED, [*(view.headline for view in wins), *kept])
 
 
-def _before_verdict(views: Sequence[_View]) -> _Ruling:
+def _before_verdict(views: Sequence[View]) -> _Ruling:
     """Nothing is claimed yet: the stage is passed unless a cell left something open."""
     undecided = [view for view in views if view.outcome is Outcome.INCONCLUSIVE]
     if undecided:
         return _Ruling(Outcome.INCONCLUSIVE, [view.headline for view in undecided])
     passed = [view for view in views if view.outcome is None]
-    facts = [view.says(reason) for view in passed for reason in _decisive(view.found.verdict)]
+    facts = [view.says(reason) for view in passed for reason in decisive(view.found.verdict)]
     return _Ruling(None, facts, passed[0].found.verdict.label)
 
 
-def _open(view: _View, *, must_win: bool, claims: int) -> Iterator[_Fact]:
+def _open(view: View, *, must_win: bool, claims: int) -> Iterator[Fact]:
     """What keeps this cell from counting: a gain that is neither shown nor refuted, or a loss that is not ruled out."""
-    margin = wording.percent(1 - _worst(view.policy))
+    margin = wording.percent(1 - slowest(view.policy))
     may_win = not view.wins and view.outcome is not Outcome.REFUTED
     if must_win and may_win and view.outcome is Outcome.CONFIRMED:
-        level = wording.percent(_level(view.policy, among=claims), digits=4)
+        level = wording.percent(level_among(view.policy, among=claims), digits=4)
         message = f"{view.reading} clears the margin by itself, and not at the {level} that {claims} claims ask for"
         yield view.means(ReasonCode.INTERVAL_STRADDLES, message)
     elif must_win and may_win:
@@ -278,26 +149,22 @@ def _open(view: _View, *, must_win: bool, claims: int) -> Iterator[_Fact]:
         message = f"{view.reading}: no gain, and a loss of more than {margin} is not ruled out"
         yield view.means(ReasonCode.INTERVAL_STRADDLES, message)
     elif not view.holds:
-        reason = _decisive(view.timed)[0]
+        reason = decisive(view.timed)[0]
         yield view.means(reason.code, f"a loss of more than {margin} is not ruled out: {reason.message}")
 
 
-def _kept(view: _View) -> _Fact:
+def _kept(view: View) -> Fact:
     """A cell without a gain that loses nothing."""
     code = next(reason.code for reason in view.timed.reasons if kind_of(reason.code) is ReasonKind.INTERVAL)
     code = ReasonCode.INTERVAL_STRADDLES if code is ReasonCode.GAIN_CONFIRMED else code
-    return view.means(code, f"{view.reading}: no loss of more than {wording.percent(1 - _worst(view.policy))}")
-
-
-def _decisive(verdict: Verdict) -> list[Reason]:
-    return [reason for reason in verdict.reasons if kind_of(reason.code) is not ReasonKind.ADVICE]
+    return view.means(code, f"{view.reading}: no loss of more than {wording.percent(1 - slowest(view.policy))}")
 
 
 def _rank(reason: Reason) -> int:
     return list(ReasonKind).index(kind_of(reason.code))
 
 
-def _advice(views: Sequence[_View]) -> list[Reason]:
+def _advice(views: Sequence[View]) -> list[Reason]:
     """Of every code the first cell's; the cells have their own."""
     first: dict[ReasonCode, Reason] = {}
     for view in views:
@@ -307,7 +174,7 @@ def _advice(views: Sequence[_View]) -> list[Reason]:
     return sorted(first.values(), key=lambda reason: list(ReasonCode).index(reason.code))
 
 
-def _region(view: _View) -> Region:
+def _region(view: View) -> Region:
     cell = view.found.cell
     return Region(
         batch=cell.batch,
@@ -315,13 +182,5 @@ def _region(view: _View) -> Region:
         rows=cell.rows,
         outcome=view.outcome,
         speedup=view.row.speedup if view.row else None,
-        standing=_standing(view),
+        standing=view.standing,
     )
-
-
-def _standing(view: _View) -> Literal["wins", "loses", "neither", "unknown"]:
-    if view.wins:
-        return "wins"
-    if view.loses:
-        return "loses"
-    return "neither" if view.holds and view.timed.outcome is Outcome.REFUTED else "unknown"

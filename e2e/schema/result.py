@@ -17,6 +17,7 @@ from e2e.schema.words import Label, Outcome, Stage
 from e2e.schema.workload import Cell, Workload
 from e2e.units import Ratio, Seconds
 
+Standing = Literal["wins", "loses", "neither", "unknown"]
 SCHEMA = "e2e.result/1"
 METHOD = "1"
 """Version of measuring and deciding; a verdict of another version is stale."""
@@ -87,7 +88,7 @@ class Region(Record):
     """Of the cell by itself."""
     speedup: Estimate | None
     """Against the opponent that decides."""
-    standing: Literal["wins", "loses", "neither", "unknown"]
+    standing: Standing
     """`wins` at the level that so many cells ask for; `neither` needs a gain and a loss worth the margin ruled out."""
 
 

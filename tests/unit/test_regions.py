@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-from typing import Literal
-
 import pytest
 
 from e2e.regions import regions_of
 from e2e.schema.constraint import check_expression, holds
-from e2e.schema.result import Region
+from e2e.schema.result import Region, Standing
 from e2e.schema.words import Outcome
 
-Standing = Literal["wins", "loses", "neither", "unknown"]
 OUTCOMES: dict[Standing, Outcome] = {
     "wins": Outcome.CONFIRMED,
     "loses": Outcome.REFUTED,

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
 
 import pytest
 
@@ -9,7 +8,7 @@ from e2e import registry
 from e2e.schema.evidence import OpCheck, SiteRecord
 from e2e.schema.kernel import Kernel
 from e2e.schema.policy import Policy
-from e2e.schema.result import CellResult, Region, Regions, Result
+from e2e.schema.result import CellResult, Region, Regions, Result, Standing
 from e2e.schema.verdict import Estimate, Reason
 from e2e.schema.words import Label, Outcome, ReasonCode, Stage
 from e2e.store import load
@@ -164,7 +163,7 @@ def two_cells(*, regions: Regions | None = None, **changes: object) -> Result:
     return results.result(cells, regions=regions, **{**whole, **changes})
 
 
-def regions(*standings: Literal["wins", "loses", "neither", "unknown"], rule: str | None = None) -> Regions:
+def regions(*standings: Standing, rule: str | None = None) -> Regions:
     rows = [
         Region(batch=8, sequence=512, rows=4096, outcome=None, speedup=None, standing=standing)
         for standing in standings
