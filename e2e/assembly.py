@@ -13,11 +13,12 @@ from typing import Any
 
 from e2e import feedback
 from e2e.invocation import Invocation
-from e2e.judge import deciding, judge
+from e2e.judge import judge
 from e2e.request import Loaded, Request
 from e2e.schema.evidence import Evidence
 from e2e.schema.result import CellResult, ErrorRecord, Result, SetUp
 from e2e.schema.workload import Cell
+from e2e.sweep import sweep
 
 _PACKAGES = ("torch", "transformers", "triton", "apache-tvm-ffi", "numpy")
 _VARIABLES = (
@@ -48,19 +49,21 @@ def assemble(
 ) -> Result:
     """The whole run as one record."""
     cells = [CellResult(cell=cell, evidence=found, verdict=judge(found, loaded.policy)) for cell, found in courses]
-    chosen = cells[deciding([cell.verdict for cell in cells])] if cells else None
+    whole = sweep(cells, loaded.policy) if cells else None
+    chosen = cells[whole.decides] if whole else None
     verdict = chosen.verdict if chosen else None
     evidence = chosen.evidence if chosen else None
     problem = _error(error)
+    told = whole if problem is None else None  # of a run that ended early no cell speaks for the rest
     return Result(
         run_id=run_id,
         created=created,
         seconds=seconds,
         command=list(loaded.request.command),
-        outcome=verdict.outcome if verdict and problem is None else None,
-        label=verdict.label if verdict and problem is None else None,
+        outcome=told.outcome if told else None,
+        label=told.label if told else None,
         stage=evidence.stage_finished if evidence else None,
-        reasons=verdict.reasons if verdict and problem is None else [],
+        reasons=told.reasons if told else [],
         latency=verdict.latency if verdict else None,
         memory=verdict.memory if verdict else None,
         numerics=verdict.numerics if verdict else None,
@@ -69,6 +72,7 @@ def assemble(
         time_use=feedback.time_use(evidence) if evidence else None,
         claim=feedback.claim(loaded.kernel, evidence, verdict) if evidence and verdict else None,
         cells=cells,
+        regions=told.regions if told else None,
         kernels=[loaded.kernel],
         workload=loaded.workload.workload,
         policy=loaded.policy,
@@ -77,8 +81,13 @@ def assemble(
         environment=environment(loaded, evidence),
         unseen=evidence.unseen if evidence else [],
         feedback=(
-            feedback.feedback(evidence, verdict, policy=loaded.policy, invocation=_invocation(loaded.request, run_id))
-            if evidence and verdict and problem is None
+            feedback.feedback(
+                evidence,
+                verdict.model_copy(update={"outcome": told.outcome, "label": told.label, "reasons": told.reasons}),
+                policy=loaded.policy,
+                invocation=_invocation(loaded.request, run_id),
+            )
+            if evidence and verdict and told
             else None
         ),
         error=problem,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from e2e.errors import UsageError
-from e2e.judge import deciding, exit_code, judge
+from e2e.judge import exit_code, judge
 from e2e.schema.policy import Policy
 from e2e.schema.result import METHOD, Result
 from e2e.schema.words import Outcome, ReasonKind, kind_of
 from e2e.story import reason_line
+from e2e.sweep import sweep
 from e2e.wording import LABELS, clean, outcome_word
 
 _REASONS_SHOWN = 3
@@ -34,10 +35,11 @@ def regate(result: Result, policy: Policy | None) -> Gate:
     policy = policy or result.policy
     if policy is None:
         raise UsageError(f"run {result.run_id} stored no policy; give one with --policy")
-    verdicts = [judge(cell.evidence, policy) for cell in result.cells]
-    if not verdicts:
+    cells = [cell.model_copy(update={"verdict": judge(cell.evidence, policy)}) for cell in result.cells]
+    if not cells:
         return Gate(exit_code(Outcome.INCONCLUSIVE), "the run has no cell, so there is nothing to judge\n")
-    outcome = verdicts[deciding(verdicts)].outcome
+    whole = sweep(cells, policy)
+    outcome = whole.outcome
     lines = [f"{outcome_word(outcome)}  {result.run_id}, policy {policy.name}"]
     if outcome is None:
         lines[0] = f"NO VERDICT  {result.run_id} ran only until the stage {result.stage}"
@@ -47,11 +49,11 @@ def regate(result: Result, policy: Policy | None) -> Gate:
     if result.method != METHOD:
         lines.append(f"  measured by method {result.method}; this e2e has {METHOD}: measure again")
         outcome = Outcome.INCONCLUSIVE if outcome is Outcome.CONFIRMED else outcome
-    for cell, verdict in zip(result.cells, verdicts, strict=True):
-        label = f", {LABELS[verdict.label]}" if verdict.label else ""
-        lines.append(f"  {cell.cell.title}: {outcome_word(verdict.outcome)}{label}")
-        reasons = [reason for reason in verdict.reasons if kind_of(reason.code) is not ReasonKind.ADVICE]
-        lines += [f"    {reason_line(reason)}" for reason in reasons[:_REASONS_SHOWN]]
+    for cell in cells:
+        label = f", {LABELS[cell.verdict.label]}" if cell.verdict.label else ""
+        lines.append(f"  {cell.cell.title}: {outcome_word(cell.verdict.outcome)}{label}")
+    reasons = [reason for reason in whole.reasons if kind_of(reason.code) is not ReasonKind.ADVICE]
+    lines += [f"    {reason_line(reason)}" for reason in reasons[:_REASONS_SHOWN]]
     return Gate(exit_code(outcome), "\n".join(lines) + "\n")
 
 

@@ -92,14 +92,6 @@ def exit_code(outcome: Outcome | None) -> int:
     return 0 if outcome is None else EXIT_CODES[outcome]
 
 
-def deciding(verdicts: Sequence[Verdict]) -> int:
-    """Index of the cell that decides a sweep: the first of the worst.
-
-    Who adopts a kernel adopts it for every cell, so CONFIRMED needs all of them.
-    """
-    return min(range(len(verdicts)), key=lambda index: _WORST_FIRST.index(verdicts[index].outcome))
-
-
 _KINDS = list(ReasonKind)
 _OUTCOMES = {
     ReasonKind.INCORRECT: Outcome.INCORRECT,
@@ -130,15 +122,6 @@ _TAINTS = {
 """Flags under which no interval means anything, whoever the opponent."""
 _NO_CLAIM = {Outcome.INCORRECT, Outcome.FAILED, Outcome.NOT_APPLICABLE}
 """Outcomes beside which no speed is shown: a wrong kernel's time is nobody's time."""
-_WORST_FIRST = (
-    Outcome.INCORRECT,
-    Outcome.FAILED,
-    Outcome.NOT_APPLICABLE,
-    Outcome.INCONCLUSIVE,
-    Outcome.REFUTED,
-    None,
-    Outcome.CONFIRMED,
-)
 
 
 def _incomplete(evidence: Evidence) -> Reason:

@@ -12,7 +12,7 @@ from e2e.schema.evidence import Evidence
 from e2e.schema.policy import Policy
 from e2e.schema.result import NextAction
 from e2e.schema.verdict import Against, Verdict
-from e2e.schema.words import ReasonCode, ReasonKind, Stage, kind_of
+from e2e.schema.words import Outcome, ReasonCode, ReasonKind, Stage, kind_of
 from e2e.units import Seconds
 
 OVERHEAD = 1.5
@@ -253,7 +253,7 @@ _BY_KIND: dict[ReasonKind, Callable[[_Case, ReasonCode], list[NextAction]]] = {
 
 
 def _workers_to_decide(case: _Case) -> int | None:
-    """Workers whose interval would no longer hold the margin, if the point estimate stays; None if too
+    """Workers whose interval would no longer hold what is open, if the point estimate stays; None if too
     many.
     """
     row = case.deciding
@@ -261,7 +261,9 @@ def _workers_to_decide(case: _Case) -> int | None:
         return None
     speedup = row.speedup
     half = math.log(speedup.upper_bound / speedup.lower_bound) / 2
-    distance = abs(math.log(speedup.point_estimate) - math.log1p(case.policy.margin))
+    # Where a gain is refuted, what a sweep still asks of the cell is whether it loses.
+    bound = -case.policy.margin if row.outcome is Outcome.REFUTED else case.policy.margin
+    distance = abs(math.log(speedup.point_estimate) - math.log1p(bound))
     return stats.workers_for(distance, half_width=half, workers=speedup.look or 0, level=speedup.confidence_level)
 
 

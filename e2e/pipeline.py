@@ -30,16 +30,15 @@ from e2e.schema.evidence import BuildRecord, Evidence, Fault, Where
 from e2e.schema.kernel import Kernel
 from e2e.schema.policy import Policy
 from e2e.schema.result import Result
-from e2e.schema.words import Outcome, ReasonCode, Stage
+from e2e.schema.words import ReasonCode, Stage
 from e2e.schema.workload import Cell, cells_of
 from e2e.stages.afterwards import look_back
 from e2e.stages.check import check
 from e2e.stages.course import Course
 from e2e.stages.screen import screen
 from e2e.stages.verdict import time_verdict
+from e2e.sweep import is_final
 
-FINAL = (Outcome.INCORRECT, Outcome.FAILED, Outcome.NOT_APPLICABLE, Outcome.REFUTED)
-"""Outcomes that no later stage can change."""
 STAGES = ((Stage.CHECK, check), (Stage.SCREEN, screen), (Stage.VERDICT, time_verdict))
 RESERVE_RATIO = 0.08
 """Share of a cell's time kept for traces, memory and the report."""
@@ -220,7 +219,7 @@ def _is_final(course: Course) -> bool:
     if finished is None or finished is Stage.BUILD:
         return False
     so_far = course.evidence.model_copy(update={"stage_asked": finished})
-    return judge(so_far, course.policy).outcome in FINAL
+    return is_final(judge(so_far, course.policy).outcome, course.policy, cells=course.cells)
 
 
 def _course(
@@ -253,6 +252,7 @@ def _course(
         seeds=SeedSource((loaded.seed + 1) * SEED_SPACE),
         reserve_s=RESERVE_RATIO * budget,
         watch=Watch(loaded.device.name),
+        cells=len(cells_of(loaded.workload.workload)),
     )
 
 

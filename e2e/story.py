@@ -27,6 +27,7 @@ _TONES: dict[Outcome, Tone] = {
     Outcome.INCORRECT: "bad",
     Outcome.FAILED: "bad",
 }
+_CLAIMS = {"any": "one or more", "all": "each"}
 _REASONS_SHOWN = 8
 _SAID_ELSEWHERE = (ReasonCode.RANDOM_WEIGHTS, ReasonCode.CANNOT_SEE)
 """One is a mark, the other a fact; both are on the first screen anyway."""
@@ -72,15 +73,10 @@ def tell(result: Result) -> Story:
 
 def deciding_cell(result: Result) -> CellResult | None:
     """The cell that the top-level blocks repeat; the first one where none matches."""
-    for cell in result.cells:
-        verdict = cell.verdict
-        if (verdict.outcome, verdict.label, verdict.latency) == (
-            result.outcome,
-            result.label,
-            result.latency,
-        ):
-            return cell
-    return result.cells[0] if result.cells else None
+    same = [cell for cell in result.cells if cell.verdict.latency == result.latency] or result.cells
+    told = (result.outcome, result.label)
+    first = same[0] if same else None
+    return next((cell for cell in same if (cell.verdict.outcome, cell.verdict.label) == told), first)
 
 
 def _headline(result: Result) -> str:
@@ -96,9 +92,15 @@ def _headline(result: Result) -> str:
 def _subject(result: Result, deciding: CellResult | None) -> str:
     parts = [result.workload.name] if result.workload else []
     if deciding is not None:
-        parts.append(deciding.cell.title)
+        parts.append(_place(result, deciding))
         parts += [deciding.evidence.device.name] if deciding.evidence.device else []
     return clean(", ".join(parts) or result.run_id)
+
+
+def _place(result: Result, deciding: CellResult) -> str:
+    """The cell, or how many there are."""
+    cells = len(result.cells)
+    return deciding.cell.title if cells == 1 else count(cells, f"{deciding.cell.step} cell")
 
 
 def _sentence(result: Result, deciding: CellResult | None) -> str | None:
@@ -106,14 +108,17 @@ def _sentence(result: Result, deciding: CellResult | None) -> str | None:
         return None
     kernel = result.kernels[0]
     what = f"{kernel.manifest.op} by {kernel.spec}"
-    where = f"{deciding.cell.title} of {result.workload.name}" if deciding else result.workload.name
+    where = f"{_place(result, deciding)} of {result.workload.name}" if deciding else result.workload.name
     asked = deciding.evidence.stage_asked if deciding else Stage.VERDICT
     if asked is Stage.BUILD:
         return clean(f"{what} builds.")
     if asked is Stage.CHECK or result.policy is None:
         return clean(f"{what} builds and gives right outputs in {where}.")
-    opponent = wording.opponent(result.policy.decides)
-    return clean(f"{what} makes {where} at least {percent(result.policy.margin)} faster than {opponent}.")
+    opponent, margin = wording.opponent(result.policy.decides), percent(result.policy.margin)
+    if len(result.cells) > 1:
+        where = f"{_CLAIMS[result.policy.wins]} of {where}"
+    none_loses = f", and none more than {margin} slower" if len(result.cells) > 1 else ""
+    return clean(f"{what} makes {where} at least {margin} faster than {opponent}{none_loses}.")
 
 
 def _marks(result: Result) -> tuple[str, ...]:

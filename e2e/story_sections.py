@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from e2e.schema.evidence import ArmRecord, Evidence, KernelTime
 from e2e.schema.policy import Policy
-from e2e.schema.result import CellResult, Result
+from e2e.schema.result import CellResult, Regions, Result
 from e2e.schema.verdict import Latency
 from e2e.schema.words import Role, Stage
 from e2e.story_facts import facts_of
@@ -48,16 +48,28 @@ class Section:
 
 
 def cells_section(result: Result) -> Section:
-    """All cells of a sweep, one row each."""
+    """All cells of a sweep, one row each: where the kernel wins, and the rule that follows."""
+    decides = result.policy.decides if result.policy else "best_pytorch"
+    standings = [region.standing for region in result.regions.cells] if result.regions else [ABSENT] * len(result.cells)
     rows = []
-    for cell in result.cells:
-        verdict = cell.verdict
-        decides = result.policy.decides if result.policy else "best_pytorch"
-        against = [item for item in verdict.latency.against if item.opponent == decides]
+    for cell, standing in zip(result.cells, standings, strict=True):
+        against = [item for item in cell.verdict.latency.against if item.opponent == decides]
         speedup = estimate(against[0].speedup) if against else ABSENT
-        ceiling = estimate(verdict.latency.ceiling)
-        rows.append((cell.cell.title, speedup, ceiling, outcome_word(verdict.outcome)))
-    return Section("Cells", Table(("cell", "step ratio", "ceiling", "outcome"), tuple(rows)))
+        outcome = outcome_word(cell.verdict.outcome)
+        rows.append((cell.cell.title, str(cell.cell.rows), speedup, outcome, standing))
+    header = ("cell", "rows", "step ratio", "outcome", "the kernel")
+    return Section("Cells", Table(header, tuple(rows)), lines=_dispatch(result.regions))
+
+
+def _dispatch(regions: Regions | None) -> tuple[str, ...]:
+    if regions is None:
+        return ()
+    if regions.rule is not None:
+        return (f"dispatch to the kernel where {regions.rule} ({regions.limits})",)
+    standings = {region.standing for region in regions.cells}
+    if standings == {"wins"}:
+        return ("it wins in every cell; beyond them nothing was measured",)
+    return ("no single threshold parts the cells where it wins from the rest",) if "wins" in standings else ()
 
 
 def first_sections(result: Result, cell: CellResult, prefix: str, *, is_deciding: bool) -> list[Section]:

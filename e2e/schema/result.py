@@ -12,11 +12,12 @@ from e2e.schema.evidence import Engagement, Evidence
 from e2e.schema.kernel import Claim, Kernel
 from e2e.schema.policy import Policy
 from e2e.schema.record import Record
-from e2e.schema.verdict import Latency, MemoryVerdict, NumericsVerdict, Reason, Verdict
+from e2e.schema.verdict import Estimate, Latency, MemoryVerdict, NumericsVerdict, Reason, Verdict
 from e2e.schema.words import Label, Outcome, Stage
 from e2e.schema.workload import Cell, Workload
 from e2e.units import Ratio, Seconds
 
+Standing = Literal["wins", "loses", "neither", "unknown"]
 SCHEMA = "e2e.result/1"
 METHOD = "1"
 """Version of measuring and deciding; a verdict of another version is stale."""
@@ -87,8 +88,36 @@ class CellResult(Record):
     verdict: Verdict
 
 
+class Region(Record):
+    """One cell of a sweep, and what the kernel does there."""
+
+    batch: int
+    sequence: int
+    rows: int
+    """Tokens that go through the model in one step."""
+    outcome: Outcome | None
+    """Of the cell by itself."""
+    speedup: Estimate | None
+    """Against the opponent that decides."""
+    standing: Standing
+    """`wins` at the level that so many cells ask for; `neither` needs a gain and a loss worth the margin ruled out."""
+
+
+class Regions(Record):
+    """Where a kernel wins, and the dispatch rule that follows."""
+
+    cells: list[Region]
+    rule: str | None
+    """A comparison as in a kernel's `constraints`; None where no single threshold parts wins from the rest."""
+    limits: str | None
+    """Where the rule rests on nothing measured."""
+
+
 class Result(Record):
-    """Everything about one run. The top-level blocks repeat the deciding cell's."""
+    """Everything about one run. The top-level blocks repeat the deciding cell's.
+
+    Outcome, label and reasons are the sweep's where there are several cells.
+    """
 
     schema_version: Literal["e2e.result/1"] = "e2e.result/1"
     run_id: str
@@ -109,6 +138,8 @@ class Result(Record):
     time_use: TimeUse | None = None
     claim: ClaimRecord | None
     cells: list[CellResult]
+    regions: Regions | None = None
+    """Of a sweep; None for a single cell."""
     kernels: list[Kernel]
     workload: Workload | None
     policy: Policy | None

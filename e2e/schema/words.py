@@ -214,7 +214,7 @@ class ReasonText(StrEnum):
     MATCHED_BY_PYTORCH = "an existing PyTorch path is as fast"
     REGRESSION = "the step is slower with the kernel"
     BELOW_MARGIN = "the gain's upper bound lies below the margin"
-    INTERVAL_STRADDLES = "the interval contains both a gain worth adopting and none"
+    INTERVAL_STRADDLES = "the interval leaves open whether there is a gain worth adopting, or in a sweep a loss"
     MEMORY_REDUCED = "the step needs less memory, and is not slower"
     MEMORY_NOT_REDUCED = "the step needs no less memory"
     MEMORY_UNCERTAIN = "what was seen of the memory decides nothing"

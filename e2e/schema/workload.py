@@ -91,6 +91,11 @@ class Cell(Record):
         """For people: `prefill 8 x 2048 bfloat16`."""
         return f"{self.step} {self.batch} x {self.sequence} {self.dtype}"
 
+    @property
+    def rows(self) -> int:
+        """Tokens that go through the model in one step: decoding takes one of every sequence."""
+        return self.batch if self.step == "decode" else self.batch * self.sequence
+
 
 def cells_of(workload: Workload) -> list[Cell]:
     """Every cell of the sweep, in file order."""

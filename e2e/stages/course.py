@@ -35,6 +35,8 @@ class Course:
     traces: bool
     rng: random.Random
     seeds: SeedSource
+    cells: int = 1
+    """Cells of the sweep that this one belongs to."""
     clean: Worker | None = None
     pilot: Worker | None = None
     """Has every arm prepared; times the pilot, replays audited steps, records traces. Never part of an interval."""

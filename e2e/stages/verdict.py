@@ -8,7 +8,6 @@ from typing import Any
 
 from e2e import stats
 from e2e.arm_names import AS_SHIPPED, ArmName, is_adopted
-from e2e.judge import decided
 from e2e.measure.audit import APART, EPSILON, FAR, Fingerprint, Replay, Tolerance, conclude, disagreements
 from e2e.measure.schedule import steps_for
 from e2e.processes import Worker
@@ -17,6 +16,7 @@ from e2e.schema.words import Mode, Role, Stage
 from e2e.stages.course import Course
 from e2e.stages.screen import CEILING_WORKER, headroom_arms, record_of
 from e2e.stages.timing import clean_segment, run_block, warm_up
+from e2e.sweep import settled
 from e2e.weighing import opponent_arm
 
 STAGE = Stage.VERDICT
@@ -42,7 +42,7 @@ def time_verdict(course: Course) -> None:
         start = time.monotonic()
         _one_worker(course, plan, number=FIRST_WORKER + place, place=place, blocks=blocks)
         spent = max(spent, time.monotonic() - start)
-        if place + 1 in looks and decided(course.evidence, course.policy):
+        if place + 1 in looks and settled(course.evidence, course.policy, cells=course.cells):
             break
     _clean_times(course, plan)
     course.finish(STAGE)

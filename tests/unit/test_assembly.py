@@ -17,6 +17,7 @@ from tests import results
 from tests.fakes import evidence, kernel, op_check, policy, timed
 
 WIN = evidence(timed(1.05))
+LOSS_OPEN = evidence(timed(0.993, block_sd=0.006))
 
 
 def assembled(found: Sequence[Evidence], *, error: BaseException | None = None, **typed: Any) -> Result:
@@ -42,7 +43,38 @@ def test_a_run_is_as_good_as_its_worst_cell() -> None:
     wrong = evidence(timed(1.05), op_checks=[op_check(status="wrong")])
     result = assembled([WIN, wrong, WIN])
     assert Outcome.INCORRECT is result.outcome
-    assert result.reasons == result.cells[1].verdict.reasons
+    assert result.reasons[0].message.startswith("prefill 2 x 2048 bfloat16: 1 of 1 op checks")
+    assert result.latency == result.cells[1].verdict.latency
+
+
+def test_a_sweep_confirms_over_all_cells_and_says_where_the_kernel_wins() -> None:
+    result = assembled([evidence(timed(1.0)), WIN])
+    assert Outcome.CONFIRMED is result.outcome
+    assert result.latency == result.cells[1].verdict.latency
+    assert result.regions is not None
+    assert ["neither", "wins"] == [region.standing for region in result.regions.cells]
+    assert "rows >= 4096" == result.regions.rule
+    assert result.feedback is not None
+    assert "gate" == result.feedback.next_actions[0].kind
+
+
+def test_what_to_type_next_follows_from_the_sweep_where_a_cell_by_itself_is_refuted() -> None:
+    result = assembled([LOSS_OPEN, WIN])
+    assert (Outcome.INCONCLUSIVE, Outcome.REFUTED) == (result.outcome, result.cells[0].verdict.outcome)
+    assert result.feedback is not None
+    assert "larger_schedule" == result.feedback.next_actions[0].kind
+    assert result.feedback.retryable
+
+
+def test_a_single_cell_has_no_regions() -> None:
+    result = assembled([WIN])
+    assert result.regions is None
+    assert result.reasons == result.cells[0].verdict.reasons
+
+
+def test_a_sweep_that_ended_early_shows_no_rule() -> None:
+    result = assembled([evidence(timed(1.0)), WIN], error=EnvironmentFault("the device is gone"))
+    assert (None, None, 2) == (result.outcome, result.regions, len(result.cells))
 
 
 def test_a_run_without_cells_has_no_outcome() -> None:

@@ -4,11 +4,11 @@ import pytest
 
 from e2e.errors import UsageError
 from e2e.gate import regate
-from e2e.judge import deciding
 from e2e.schema.policy import Policy
 from e2e.schema.result import CellResult
-from e2e.schema.words import Outcome, Stage
+from e2e.schema.words import Stage
 from tests import results
+from tests.fakes import evidence, timed
 
 
 def test_the_stored_policy_gives_the_stored_outcome() -> None:
@@ -54,7 +54,17 @@ def test_a_run_without_policy_needs_one() -> None:
         regate(results.result(policy=None), None)
 
 
-def test_a_sweep_is_as_good_as_its_worst_cell() -> None:
-    worst_last = [Outcome.CONFIRMED, Outcome.REFUTED, Outcome.INCONCLUSIVE, Outcome.INCORRECT]
-    for length in range(1, 5):
-        assert length - 1 == deciding([results.verdict(outcome=outcome) for outcome in worst_last[:length]])
+def test_a_sweep_is_judged_over_all_cells_under_the_policy_given() -> None:
+    found = [evidence(timed(1.0)), evidence(timed(1.05))]
+    cells = [
+        CellResult(cell=results.cell(batch=batch), evidence=each, verdict=results.verdict())
+        for batch, each in enumerate(found, start=1)
+    ]
+    stored = results.result(cells)
+    gate = regate(stored, None)
+    assert 0 == gate.code
+    lines = gate.text.splitlines()
+    assert "  prefill 1 x 2048 bfloat16: REFUTED, gain below the margin" == lines[2]
+    assert "  prefill 2 x 2048 bfloat16: CONFIRMED" == lines[3]
+    assert lines[4].startswith("    prefill 2 x 2048 bfloat16: 1.0")
+    assert 10 == regate(stored, Policy(name="strict", wins="all")).code

@@ -7,7 +7,8 @@ import pytest
 from e2e import registry
 from e2e.schema.evidence import OpCheck, SiteRecord
 from e2e.schema.kernel import Kernel
-from e2e.schema.result import CellResult, Result
+from e2e.schema.policy import Policy
+from e2e.schema.result import CellResult, Region, Regions, Result, Standing
 from e2e.schema.verdict import Estimate, Reason
 from e2e.schema.words import Label, Outcome, ReasonCode, Stage
 from e2e.store import load
@@ -150,18 +151,71 @@ def test_a_stage_that_passed_says_so(stage: Stage) -> None:
     assert story.sentence.endswith("builds.") is (stage is Stage.BUILD)
 
 
-def test_a_sweep_shows_all_cells_and_the_deciding_one_first() -> None:
+def two_cells(*, regions: Regions | None = None, **changes: object) -> Result:
     good = results.verdict(outcome=Outcome.CONFIRMED, label=None, reasons=[])
+    good = good.model_copy(update={"latency": good.latency.model_copy(update={"blocks": 41})})
     cells = [
         CellResult(cell=results.cell(sequence=512), evidence=results.evidence(), verdict=good),
         CellResult(cell=results.cell(), evidence=results.evidence(), verdict=results.verdict()),
     ]
     told = results.verdict()
-    story = tell(results.result(cells, outcome=told.outcome, label=told.label, reasons=told.reasons))
+    whole = {"outcome": told.outcome, "label": told.label, "reasons": told.reasons, "latency": told.latency}
+    return results.result(cells, regions=regions, **{**whole, **changes})
+
+
+def regions(*standings: Standing, rule: str | None = None) -> Regions:
+    rows = [
+        Region(batch=8, sequence=512, rows=4096, outcome=None, speedup=None, standing=standing)
+        for standing in standings
+    ]
+    limits = "between rows 4096 and 16384 nothing was measured" if rule else None
+    return Regions(cells=rows, rule=rule, limits=limits)
+
+
+def test_a_sweep_shows_all_cells_and_the_deciding_one_first() -> None:
+    story = tell(two_cells())
     assert {"prefill 8 x 512 bfloat16", "prefill 8 x 2048 bfloat16"} == set(rows(story, "Cells"))
     titles = [section.title for section in story.sections]
     assert titles[1] == "prefill 8 x 2048 bfloat16: Speed"
     assert titles.count("What to do next") == 1
+
+
+def test_the_deciding_cell_comes_first_also_where_its_own_outcome_is_another() -> None:
+    story = tell(two_cells(outcome=Outcome.INCONCLUSIVE, label=None))
+    assert "prefill 8 x 2048 bfloat16: Speed" == story.sections[1].title
+
+
+@pytest.mark.parametrize("style", ["text", "md"])
+def test_a_sweep_says_where_the_kernel_wins_and_the_rule_that_follows(style: str) -> None:
+    result = two_cells(regions=regions("wins", "neither", rule="rows <= 4096"))
+    table = rows(tell(result), "Cells")
+    assert ("4096", "1.000x +- 0.002 (0.998 to 1.002)", "CONFIRMED", "wins") == table["prefill 8 x 512 bfloat16"]
+    assert ("16384", "neither") == (table["prefill 8 x 2048 bfloat16"][0], table["prefill 8 x 2048 bfloat16"][-1])
+    text = render(result, style)
+    assert "dispatch to the kernel where rows" in text
+    assert "nothing was measured" in text
+
+
+@pytest.mark.parametrize(
+    ("said", "table"),
+    [
+        (("it wins in every cell; beyond them nothing was measured",), regions("wins", "wins")),
+        (("no single threshold parts the cells where it wins from the rest",), regions("wins", "unknown")),
+        ((), regions("neither", "loses")),
+        ((), None),
+    ],
+)
+def test_without_a_rule_a_sweep_says_why(said: tuple[str, ...], table: Regions | None) -> None:
+    assert said == tell(two_cells(regions=table)).sections[0].lines
+
+
+@pytest.mark.parametrize(("wins", "claimed"), [("any", "one or more"), ("all", "each")])
+def test_what_a_sweep_tested_is_said_of_all_cells(wins: str, claimed: str) -> None:
+    story = tell(two_cells(policy=Policy.model_validate({"name": "standard", "wins": wins})))
+    assert story.sentence is not None
+    assert f"makes {claimed} of 2 prefill cells of llama-infer at least 1 % faster than" in story.sentence
+    assert story.sentence.endswith(", and none more than 1 % slower.")
+    assert "llama-infer, 2 prefill cells, NVIDIA H200" == story.subject
 
 
 def test_sites_that_were_left_out_are_named_with_the_reason() -> None:
