@@ -112,6 +112,10 @@ def _sentence(result: Result, deciding: CellResult | None) -> str | None:
     if asked is Stage.CHECK or result.policy is None:
         return clean(f"{what} builds and gives right outputs in {where}.")
     opponent = OPPONENTS[result.policy.decides]
+    if result.policy.objective == "memory":
+        rules = result.policy.memory
+        saving = f"need at least {percent(rules.margin)} less memory than {opponent}"
+        return clean(f"{what} makes {where} {saving}, and no more than {percent(rules.noninferiority)} slower.")
     return clean(f"{what} makes {where} at least {percent(result.policy.margin)} faster than {opponent}.")
 
 

@@ -7,17 +7,19 @@ from dataclasses import dataclass
 from e2e.schema.evidence import ArmRecord, Evidence, KernelTime
 from e2e.schema.policy import Policy
 from e2e.schema.result import CellResult, Result
-from e2e.schema.verdict import Latency
+from e2e.schema.verdict import Latency, MemoryVerdict
 from e2e.schema.words import Role, Stage
-from e2e.story_facts import facts_of
+from e2e.story_facts import facts_of, memory_figures
 from e2e.wording import (
     ABSENT,
     arm,
+    change,
     clean,
     duration,
     estimate,
     outcome_word,
     ratio,
+    size,
     span,
 )
 
@@ -76,6 +78,7 @@ def detail_sections(cell: CellResult, prefix: str) -> list[Section]:
     """Every arm tried, and where the step's time goes."""
     return [
         Section(f"{prefix}Every way tried (pilot runs)", _arms(cell.evidence)),
+        Section(f"{prefix}Memory, of either arm alone in a process", _memory(cell.verdict.memory)),
         _kernels(cell.evidence, f"{prefix}Operators and device kernels, per step"),
     ]
 
@@ -110,7 +113,13 @@ def _quotient(over: float, under: float) -> float | None:
     return over / under if under > 0 else None
 
 
-# ---- Arms and kernels
+# ---- Memory, arms and kernels
+
+
+def _memory(memory: MemoryVerdict) -> Table:
+    rows = [(text, size(theirs), size(mine), change(mine - theirs)) for text, mine, theirs in memory_figures(memory)]
+    return Table(("source", "PyTorch", "kernel", ""), tuple(rows))
+
 
 _ROLES = list(Role)
 

@@ -35,13 +35,14 @@ def check(course: Course) -> None:
     if not course.fqns:
         course.finish(STAGE)
         return
-    warmers: list[tuple[Worker, int]] = []
+    warmers: list[tuple[Worker, list[str]]] = []
     if course.crew.cell.step != "train" and course.evidence.stage_asked.rank > STAGE.rank:
         if thread_count() >= MANY_CORES:
             warmers = warm_caches(course)
         else:
             begin_pilot(course)
     worker = course.crew.candidate_worker(course.fqns, stage=STAGE)
+    course.learn(bind_s=course.crew.bind_s)
     try:
         _ops(course, worker)  # first: a wrong dtype or shape would only raise somewhere in the model
         if course.crew.cell.step == "train":
@@ -121,30 +122,32 @@ def begin_pilot(course: Course, *, without: Sequence[str] = ()) -> None:
             course.pilot.send("prepare", arm=str(name))
 
 
-def warm_caches(course: Course) -> list[tuple[Worker, int]]:
+def warm_caches(course: Course) -> list[tuple[Worker, list[str]]]:
     """Where cores abound, compile the arms in several processes at once; the pilot then finds them in the cache.
 
-    One process per kind of arm, its modes one after the other: modes of one kind share most of their code.
+    One process per kind of arm, its modes one after the other: modes of one kind share most of their code. What
+    compiles cold does it here, so these first steps are the ones that a user meets.
     """
     kinds: dict[tuple[Role, str | None], list[str]] = {}
     for name in arm_names(course):
-        if name.mode is not Mode.EAGER:
+        if course.compiles(name):
             kinds.setdefault((name.role, name.alternative), []).append(str(name))
     warmers = []
     for names in kinds.values():
         worker = course.crew.candidate_worker(course.fqns, stage=STAGE)
         for arm in names:
             worker.send("prepare", arm=arm)
-        warmers.append((worker, len(names)))
+        warmers.append((worker, names))
     return warmers
 
 
-def wait_for(course: Course, warmers: list[tuple[Worker, int]]) -> None:
+def wait_for(course: Course, warmers: list[tuple[Worker, list[str]]]) -> None:
     """Until the caches are warm; what failed here fails again in the pilot, where it is recorded."""
-    for worker, count in warmers:
-        for _ in range(count):
+    for worker, names in warmers:
+        for name in names:
             try:
-                worker.answer("prepare", timeout_s=course.policy.budgets.compile_s)
+                reply = worker.answer("prepare", timeout_s=course.policy.budgets.compile_s)
+                course.know_first_step(name, reply["first_step_s"])
             except WorkerFault as fault:
                 if fault.kind != "raised":
                     break

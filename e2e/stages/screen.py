@@ -16,6 +16,7 @@ from e2e.schema.verdict import Estimate
 from e2e.schema.words import Mode, ReasonCode, Role, Stage
 from e2e.stages.check import arm_is_right, arm_names, begin_pilot, mode_problem
 from e2e.stages.course import Course
+from e2e.stages.memory import measure_memory
 from e2e.stages.timing import run_block
 
 STAGE = Stage.SCREEN
@@ -38,6 +39,8 @@ def screen(course: Course) -> None:
     course.progress.stage("screen", "the most any kernel for this op could win")
     _ceiling(course)
     _isolated(course)
+    if course.policy.objective == "memory" and course.evidence.baseline and course.evidence.candidate:
+        measure_memory(course, stage=STAGE)  # what saves nothing needs no long run
     course.finish(STAGE)
 
 
@@ -52,6 +55,7 @@ def _prepare_arms(course: Course) -> None:
         assert course.pilot is not None
         try:
             reply = course.pilot.answer("prepare", timeout_s=course.policy.budgets.compile_s)
+            course.know_first_step(name, reply["first_step_s"])
             records[name] = record_of(course, arm, reply)
         except WorkerFault as fault:
             if arm.role is Role.CANDIDATE and (fault.kind != "raised" or arm.mode is Mode.EAGER):
@@ -88,7 +92,7 @@ def record_of(course: Course, arm: ArmName, reply: dict[str, Any]) -> ArmRecord:
         alternative=arm.alternative,
         status="ok" if status == "ok" else "void",
         reason=reason,
-        first_step_s=reply["first_step_s"],
+        first_step_s=course.first_steps.get(str(arm)) if course.compiles(arm) else reply["first_step_s"],
         compiled_regions=reply["regions"],
         kernel_calls=calls if arm.role is Role.CANDIDATE else None,
     )
