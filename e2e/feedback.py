@@ -40,9 +40,9 @@ def set_up(evidence: Evidence, verdict: Verdict | None = None) -> SetUp:
     costs = SetUp(
         build_s=math.fsum(build.seconds for build in evidence.builds) if evidence.builds else None,
         bind_s=evidence.bind_s,
-        first_step_s=candidate.first_step_s if candidate else None,
+        first_step_s=_first_step(evidence, candidate),
         warm_step_s=_steady(evidence, candidate),
-        baseline_first_step_s=baseline.first_step_s if baseline else None,
+        baseline_first_step_s=_first_step(evidence, baseline),
         baseline_warm_step_s=_steady(evidence, baseline),
     )
     is_repaid = verdict is None or _gains(_against(verdict, "best_pytorch"))
@@ -59,6 +59,14 @@ def _break_even(costs: SetUp) -> int | None:
     if costs.baseline_first_step_s is None or len(known) < len(one_time):
         return None
     return max(0, math.ceil((math.fsum(known) - costs.baseline_first_step_s) / (before - after)))
+
+
+def _first_step(evidence: Evidence, arm: ArmRecord | None) -> Seconds | None:
+    """The longer of two: where it compiled, other arms had run before; where it ran alone, it was compiled before."""
+    if arm is None or arm.first_step_s is None:
+        return None
+    alone = [record.first_step_s for record in evidence.memory if record.arm == arm.name]
+    return max([arm.first_step_s, *(seconds for seconds in alone if seconds is not None)])
 
 
 def _steady(evidence: Evidence, arm: ArmRecord | None) -> Seconds | None:

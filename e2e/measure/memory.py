@@ -21,7 +21,7 @@ def peak(arena: Any, arm: str, *, seed: int, steps: int, device: str) -> dict[st
     """
     on_device = device != "cpu"
     before = _device_used() if on_device else None
-    arena.prepare(arm, seed=seed)
+    ready = arena.prepare(arm, seed=seed)
     arena.sync()
     if on_device:
         torch.cuda.reset_peak_memory_stats()
@@ -33,6 +33,7 @@ def peak(arena: Any, arm: str, *, seed: int, steps: int, device: str) -> dict[st
     grown = [after - first for first, after in zip(in_use, _in_use(on_device), strict=True)]
     return {
         "steps": steps,
+        "first_step_s": ready["first_step_s"],
         "growth_bytes": max(grown, default=None) if steps > FIRST_STEPS else None,
         "host_high_water_bytes": _of_process("VmHWM"),
         **(_of_device(before) if before is not None else {}),

@@ -204,6 +204,8 @@ class MemoryRecord(Record):
     growth_bytes: Bytes | None = None
     """How much more was in use after the last step than after the first."""
     steps: int | None = None
+    first_step_s: Seconds | None = None
+    """First step of this process, which ran no other arm before it; compile caches are warm by then."""
 
 
 class Steadiness(Record):

@@ -8,7 +8,7 @@ import pytest
 from e2e.feedback import claim, feedback, set_up
 from e2e.invocation import Invocation
 from e2e.judge import judge
-from e2e.schema.evidence import BuildRecord, DeviceFacts, Evidence, Fault, Isolated, MutantCheck, Where
+from e2e.schema.evidence import BuildRecord, DeviceFacts, Evidence, Fault, Isolated, MemoryRecord, MutantCheck, Where
 from e2e.schema.kernel import Claim
 from e2e.schema.policy import Policy
 from e2e.schema.result import Feedback, SetUp
@@ -82,6 +82,14 @@ def test_break_even_is_the_extra_build_load_and_first_step_over_the_gain_per_ste
 def test_timed_steps_count_before_pilots() -> None:
     found = set_up(evidence(WIN)).warm_step_s
     assert found == pytest.approx(0.01 / 1.05, rel=0.01)
+
+
+def test_a_first_step_is_the_longer_of_where_it_compiled_and_where_it_ran_alone() -> None:
+    alone = [MemoryRecord(arm=CANDIDATE, first_step_s=0.3), MemoryRecord(arm=ALTERNATIVE, first_step_s=0.4)]
+    found = set_up(evidence(memory=alone, arms=arms(candidate={"first_step_s": 0.6})))
+    assert (0.6, 0.4) == (found.first_step_s, found.baseline_first_step_s)
+    unknown = set_up(evidence(memory=alone, arms=arms(candidate={"first_step_s": None})))
+    assert unknown.first_step_s is None
 
 
 def test_a_candidate_that_starts_faster_is_ahead_from_the_first_step() -> None:

@@ -12,6 +12,7 @@ import torch
 from e2e import registry
 from e2e.arms import Arena
 from e2e.measure.memory import FIRST_STEPS, peak
+from e2e.schema.evidence import MemoryRecord
 from tests.sessions import LlamaSession
 
 MIB = 2**20
@@ -26,8 +27,9 @@ class FakeArena:
         self._kept: list[Any] = []
         self.seeds: list[int] = []
 
-    def prepare(self, name: str, *, seed: int) -> None:
+    def prepare(self, name: str, *, seed: int) -> dict[str, Any]:
         self._kept.append(torch.ones(1, device=self._device))
+        return {"first_step_s": 0.25}
 
     def sync(self) -> None: ...
 
@@ -45,7 +47,8 @@ def test_a_step_of_a_real_model_on_a_cpu_shows_the_process_and_nothing_of_a_devi
     op = registry.load("ops", "rms_norm")
     session = LlamaSession()
     found = seen(Arena(session, op, op.find_sites(session.model), None), steps=FIRST_STEPS + 2)
-    assert {"steps", "growth_bytes", "host_high_water_bytes"} == set(found)
+    assert {"steps", "first_step_s", "growth_bytes", "host_high_water_bytes"} == set(found)
+    assert ARM == MemoryRecord.model_validate({**found, "arm": ARM}).arm
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 50 * MIB < found["host_high_water_bytes"] < total
     assert FIRST_STEPS + 2 == found["steps"]

@@ -22,6 +22,7 @@ from e2e.schema.policy import Policy
 from e2e.schema.words import Mode, Role, Stage
 from e2e.schema.workload import cells_of
 from e2e.stages.afterwards import look_back
+from e2e.stages.check import wait_for, warm_caches
 from e2e.stages.course import Course
 from e2e.stages.memory import LEAST_STEPS, MOST_STEPS, measure_memory
 from e2e.stages.screen import record_of
@@ -47,6 +48,7 @@ class FakeWorker:
 
     def __init__(self, crew: FakeCrew) -> None:
         self._crew = crew
+        self._sent: list[str] = []
 
     def __enter__(self) -> FakeWorker:
         self._crew.open += 1
@@ -55,6 +57,15 @@ class FakeWorker:
 
     def __exit__(self, *error: object) -> None:
         self._crew.open -= 1
+
+    def send(self, do: str, *, arm: str) -> None:
+        self._sent.append(arm)
+
+    def answer(self, do: str, *, timeout_s: float) -> dict[str, Any]:
+        arm = self._sent.pop(0)
+        if arm == self._crew.breaks_on:
+            raise WorkerFault("it did not compile", kind="raised")
+        return {"first_step_s": float(len(arm))}
 
     def call(self, do: str, *, timeout_s: float, arm: str, steps: int) -> dict[str, Any]:
         assert "memory" == do
@@ -68,6 +79,7 @@ class FakeCrew:
     """Hands out workers that need no process; remembers what they were asked."""
 
     starts_cold = True
+    device = "cpu"
 
     def __init__(self, *, breaks_on: str | None = None, has_room: bool = True) -> None:
         self.open = 0
@@ -178,11 +190,24 @@ def test_a_first_step_out_of_a_cache_is_not_known() -> None:
     assert None is first_step(course(FakeCrew()), COMPILED), "nobody said who compiled it"
 
 
-def test_a_kernel_in_python_may_compile_itself_even_in_an_eager_arm() -> None:
-    crew = FakeCrew()
+def in_python(crew: FakeCrew) -> FakeCrew:
     own = crew.kernel.manifest.model_copy(update={"binding": "python"})
     crew.kernel = crew.kernel.model_copy(update={"manifest": own})
-    made = course(crew)
+    return crew
+
+
+def test_processes_that_warm_the_caches_are_those_whose_first_steps_count() -> None:
+    made = course(in_python(FakeCrew(breaks_on="baseline:compile")), rules=policy(modes=["eager", "compile"]))
+    made.facts["alternatives"] = []
+    warmers = warm_caches(made)
+    kinds = [["baseline:compile"], [EAGER, COMPILED], ["headroom:compile"]]
+    assert kinds == [names for _, names in warmers]
+    wait_for(made, warmers)
+    assert {arm: float(len(arm)) for arm in (EAGER, COMPILED, "headroom:compile")} == made.first_steps
+
+
+def test_a_kernel_in_python_may_compile_itself_even_in_an_eager_arm() -> None:
+    made = course(in_python(FakeCrew()))
     assert made.compiles(ArmName.parse(EAGER))
     assert not made.compiles(ArmName(Role.BASELINE, Mode.EAGER))
     assert not made.compiles(ArmName(Role.BASELINE, Mode.CUDA_GRAPH))
