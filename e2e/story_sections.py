@@ -97,8 +97,9 @@ def _speed(evidence: Evidence, latency: Latency, policy: Policy | None) -> Table
             times = (duration(seconds, digits=3), duration(alone.candidate_s, digits=3))
             rows.append((f"op alone: {name}", *times, ratio(_quotient(seconds, alone.candidate_s)), ""))
     titles = {"best_pytorch": "step: best PyTorch,", "as_shipped": "step:"}
+    deciding = policy.decides if policy and policy.objective == "latency" and len(latency.against) > 1 else None
     for item in latency.against:
-        decides = policy is not None and len(latency.against) > 1 and item.opponent == policy.decides
+        decides = item.opponent == deciding
         times = (duration(item.arm_step_s), duration(item.candidate_step_s))
         verdict = outcome_word(item.outcome) + (" *" if decides else "")
         rows.append((f"{titles[item.opponent]} {arm(item.arm)}", *times, estimate(item.speedup), verdict))
