@@ -23,6 +23,7 @@ from e2e.schema.kernel import Kernel
 from e2e.schema.policy import Policy
 from e2e.schema.words import ReasonCode, ReasonKind, Stage, kind_of
 from e2e.schema.workload import Cell
+from e2e.units import Seconds
 
 _MODULES = ("torch._dynamo", "torch._inductor.compile_fx", "transformers", "safetensors.torch", "numpy")
 _KINDS = {
@@ -59,6 +60,10 @@ class Crew:
     confined: bool = False
     adopted: dict[str, Built] = field(default_factory=dict)
     """Kernels adopted earlier, which the policy names as opponents; by their arms' alternative."""
+    starts_cold: bool = False
+    """Whether no earlier run left compiled code of this kernel's workers in the caches."""
+    bind_s: Seconds | None = None
+    """Loading and binding the candidate in the first process that did, by the parent's clock."""
     _zygotes: dict[bool, Zygote] = field(default_factory=dict)
     _numbers: Any = field(default_factory=itertools.count)
     _weights: str | None = None
@@ -67,6 +72,8 @@ class Crew:
     def start(self) -> None:
         """Begin both zygotes' imports, side by side; nothing waits for them yet."""
         prefix = namespace_prefix(cuda=self.device != "cpu")
+        caches = self._caches(clean=False)
+        self.starts_cold = not (caches.is_dir() and any(caches.iterdir()))
         self.confined = bool(prefix)
         for clean in (True, False):
             self._zygotes[clean] = Zygote(
@@ -113,7 +120,9 @@ class Crew:
         worker = self.worker(clean=False)
         assert self.built is not None
         adopted = {name: built.model_dump(mode="json") for name, built in self.adopted.items()}
+        start = time.monotonic()
         self.ask(worker, "bind", stage=stage, built=self.built.model_dump(mode="json"), fqns=fqns, adopted=adopted)
+        self.bind_s = time.monotonic() - start if self.bind_s is None else self.bind_s
         self.require(worker, "arena", stage=stage)
         return worker
 
@@ -194,8 +203,7 @@ class Crew:
         }
 
     def _environment(self, clean: bool) -> dict[str, str]:
-        owner = "clean" if clean else self.kernel.sha256[:16]
-        caches = cache_folder() / "compiled" / owner  # a candidate could poison what it can write
+        caches = self._caches(clean=clean)
         return {
             **(without_secrets(os.environ)),
             "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
@@ -220,6 +228,10 @@ class Crew:
 
     def _compiles(self) -> bool:
         return any(mode.is_compiled for mode in self.policy.modes)
+
+    def _caches(self, *, clean: bool) -> Path:
+        """Of compiled code: a candidate could poison what it can write, so each kernel has its own."""
+        return cache_folder() / "compiled" / ("clean" if clean else self.kernel.sha256[:16])
 
     def _model_modules(self) -> list[str]:
         spec = self.workload.workload.model

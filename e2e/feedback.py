@@ -37,13 +37,17 @@ def set_up(evidence: Evidence, verdict: Verdict | None = None) -> SetUp:
         Seconds; break-even in steps.
     """
     baseline, candidate = find_arm(evidence, evidence.baseline), find_arm(evidence, evidence.candidate)
-    build_s = sum(build.seconds for build in evidence.builds) if evidence.builds else None
-    warm_s = _steady(evidence, candidate)
-    steps = None
-    if verdict is None or _gains(_against(verdict, "best_pytorch")):
-        steps = _break_even(evidence, baseline, candidate, build_s=build_s)
-    first_s = candidate.first_step_s if candidate else None
-    return SetUp(build_s=build_s, first_step_s=first_s, warm_step_s=warm_s, break_even_steps=steps)
+    costs = SetUp(
+        build_s=math.fsum(build.seconds for build in evidence.builds) if evidence.builds else None,
+        bind_s=evidence.bind_s,
+        first_step_s=_first_step(evidence, candidate),
+        warm_step_s=_steady(evidence, candidate),
+        baseline_first_step_s=_first_step(evidence, baseline),
+        baseline_warm_step_s=_steady(evidence, baseline),
+    )
+    is_repaid = verdict is None or _gains(_against(verdict, "best_pytorch"))
+    is_built = not any(build.cached for build in evidence.builds)  # what a cached build once cost is not known
+    return costs.model_copy(update={"break_even_steps": _break_even(costs) if is_repaid and is_built else None})
 
 
 def time_use(evidence: Evidence) -> TimeUse | None:
@@ -60,16 +64,23 @@ IRREDUCIBLE: tuple[Part, ...] = ("load", "build", "compile", "timed")
 """Parts that any honest measurement of this kind has. Source: issue 3."""
 
 
-def _break_even(
-    evidence: Evidence, baseline: ArmRecord | None, candidate: ArmRecord | None, *, build_s: Seconds | None
-) -> int | None:
-    before, after = _steady(evidence, baseline), _steady(evidence, candidate)
-    if baseline is None or candidate is None or before is None or after is None or build_s is None:
+def _break_even(costs: SetUp) -> int | None:
+    before, after = costs.baseline_warm_step_s, costs.warm_step_s
+    one_time = (costs.build_s, costs.bind_s, costs.first_step_s)
+    known = [seconds for seconds in one_time if seconds is not None]
+    if before is None or after is None or before <= after:
         return None
-    if baseline.first_step_s is None or candidate.first_step_s is None or before <= after:
+    if costs.baseline_first_step_s is None or len(known) < len(one_time):
         return None
-    extra = candidate.first_step_s + build_s - baseline.first_step_s
-    return max(0, math.ceil(extra / (before - after)))
+    return max(0, math.ceil((math.fsum(known) - costs.baseline_first_step_s) / (before - after)))
+
+
+def _first_step(evidence: Evidence, arm: ArmRecord | None) -> Seconds | None:
+    """The longer of two: where it compiled, other arms had run before; where it ran alone, it was compiled before."""
+    if arm is None or arm.first_step_s is None:
+        return None
+    alone = [record.first_step_s for record in evidence.memory if record.arm == arm.name]
+    return max([arm.first_step_s, *(seconds for seconds in alone if seconds is not None)])
 
 
 def _steady(evidence: Evidence, arm: ArmRecord | None) -> Seconds | None:

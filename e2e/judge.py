@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from e2e.rules import advice, conditions, correctness, engagement, speed
+from e2e.rules import advice, conditions, correctness, engagement, memory, speed
 from e2e.schema.evidence import Evidence
 from e2e.schema.policy import Policy
-from e2e.schema.verdict import Latency, Reason, Verdict
+from e2e.schema.verdict import Latency, MemoryVerdict, Reason, Verdict
 from e2e.schema.words import EXIT_CODES, Label, Outcome, ReasonCode, ReasonKind, kind_of
-from e2e.weighing import Case, memory_of, weigh
+from e2e.weighing import Case, weigh
 
-RULES: tuple[Callable[[Case], Iterator[Reason]], ...] = (
+_Rule = Callable[[Case], Iterator[Reason]]
+
+RULES: tuple[_Rule, ...] = (
     correctness.op_is_wrong,
     correctness.model_is_wrong,
     correctness.training_is_wrong,
@@ -35,8 +37,6 @@ RULES: tuple[Callable[[Case], Iterator[Reason]], ...] = (
     speed.baseline_is_unfair,
     speed.budget_is_exhausted,
     speed.has_too_few_workers,
-    speed.screened,
-    speed.decided_by_interval,
     advice.advice,
     conditions.not_steady,
     conditions.clock_confound,
@@ -45,8 +45,15 @@ RULES: tuple[Callable[[Case], Iterator[Reason]], ...] = (
     conditions.allocator_churns,
     conditions.environment_changed,
     conditions.contention,
+    memory.sources_disagree,
+    memory.grows,
 )
 """Within a kind this order stands, and of two reasons with one code the first."""
+OBJECTIVES: dict[str, tuple[_Rule, ...]] = {
+    "latency": (speed.screened, speed.decided_by_interval),
+    "memory": (memory.decided_by_memory,),
+}
+"""What answers the policy's question where no other rule stands in the way."""
 
 
 def judge(evidence: Evidence, policy: Policy) -> Verdict:
@@ -57,7 +64,7 @@ def judge(evidence: Evidence, policy: Policy) -> Verdict:
             ours writes either.
     """
     case = weigh(evidence, policy)
-    reasons = _ordered([reason for rule in RULES for reason in rule(case)])
+    reasons = _ordered([reason for rule in (*RULES, *OBJECTIVES[policy.objective]) for reason in rule(case)])
     if _headline(reasons) is None and case.is_unfinished:
         reasons = [_incomplete(evidence), *reasons]
     headline = _headline(reasons)
@@ -67,13 +74,13 @@ def judge(evidence: Evidence, policy: Policy) -> Verdict:
         label=_LABELS.get(headline) if headline else None,
         reasons=reasons,
         latency=_latency(case, reasons, outcome),
-        memory=memory_of(evidence),
+        memory=_memory(case, reasons, outcome),
         numerics=correctness.numerics_of(case),
     )
 
 
 def decided(evidence: Evidence, policy: Policy) -> bool:
-    """Whether the run may stop at this look: the interval rule answers for the deciding opponent.
+    """Whether the run may stop at this look: the interval against the deciding opponent answers the objective.
 
     Only planned looks count: to stop whenever the interval happens to look good gives 9.4 % false confirms
     instead of 2.5 %.
@@ -83,8 +90,7 @@ def decided(evidence: Evidence, policy: Policy) -> bool:
     """
     if evidence.workers_finished not in policy.looks:
         return False
-    row = weigh(evidence, policy).deciding
-    return row is not None and row.outcome is not Outcome.INCONCLUSIVE
+    return weigh(evidence, policy).timing is not Outcome.INCONCLUSIVE
 
 
 def exit_code(outcome: Outcome | None) -> int:
@@ -158,6 +164,9 @@ def _outcome_of(code: ReasonCode | None) -> Outcome | None:
 
 
 def _latency(case: Case, reasons: Sequence[Reason], outcome: Outcome | None) -> Latency:
+    """Under another objective: what it would be if latency were asked for."""
+    if case.policy.objective != "latency":
+        return judge(case.evidence, case.policy.model_copy(update={"objective": "latency"})).latency
     codes = {reason.code for reason in reasons}
     is_claimed = outcome not in _NO_CLAIM
     rows = case.against if is_claimed else []
@@ -172,3 +181,13 @@ def _latency(case: Case, reasons: Sequence[Reason], outcome: Outcome | None) -> 
         blocks=case.blocks,
         processes=case.workers,
     )
+
+
+def _memory(case: Case, reasons: Sequence[Reason], outcome: Outcome | None) -> MemoryVerdict:
+    """Its outcome is the figures' own, whatever the step's time says."""
+    seen = memory.memory_of(case)
+    if outcome in _NO_CLAIM:
+        return seen.model_copy(update={"outcome": None})
+    if seen.outcome is not None and {reason.code for reason in reasons} & _TAINTS:
+        return seen.model_copy(update={"outcome": Outcome.INCONCLUSIVE})
+    return seen

@@ -218,7 +218,20 @@ def _off_path(case: _Case, code: ReasonCode) -> list[NextAction]:
     return [_fix(case, why, until=Stage.CHECK), _trace(case, "the kernels that did run")]
 
 
+def _memory_is_open(case: _Case, code: ReasonCode) -> list[NextAction]:
+    """Memory figures, or the step's time beside them, decided nothing."""
+    if case.evidence.device is not None and case.evidence.device.kind == "cpu":
+        why = "validate it on a GPU: a CPU shows too little of a step's memory for an outcome"
+        return [NextAction(kind="choose_device", why=why, command="e2e doctor")]
+    return _again(case, code)
+
+
+def _no_saving(case: _Case, code: ReasonCode) -> list[NextAction]:
+    return [_read(case, "every source of memory figures, of both arms, is in the report"), _screen_again(case)]
+
+
 _AGAIN_WHY = {
+    ReasonCode.MEMORY_UNCERTAIN: "memory or time is too near its bound, or was not seen often enough",
     ReasonCode.IDENTICAL_CODE_DIFFERS: "identical code differs: quiet the machine",
     ReasonCode.UNVERIFIED_OUTPUTS: "timed outputs were not all verified",
     ReasonCode.RECOMPILED: "a timed segment compiled something; caches are warm now",
@@ -242,6 +255,9 @@ _BY_CODE: dict[ReasonCode, Callable[[_Case, ReasonCode], list[NextAction]]] = {
     ReasonCode.BELOW_MARGIN: _look_at_trace,
     ReasonCode.INTERVAL_STRADDLES: _resolve,
     ReasonCode.PROMISING: _full_verdict,
+    ReasonCode.MEMORY_REDUCED: _keep,
+    ReasonCode.MEMORY_NOT_REDUCED: _no_saving,
+    ReasonCode.MEMORY_UNCERTAIN: _memory_is_open,
 }
 _BY_KIND: dict[ReasonKind, Callable[[_Case, ReasonCode], list[NextAction]]] = {
     ReasonKind.INCORRECT: _fix_check,

@@ -115,9 +115,14 @@ def _sentence(result: Result, deciding: CellResult | None) -> str | None:
     if asked is Stage.CHECK or result.policy is None:
         return clean(f"{what} builds and gives right outputs in {where}.")
     opponent, margin = wording.opponent(result.policy.decides), percent(result.policy.margin)
-    if len(result.cells) > 1:
+    many = len(result.cells) > 1
+    if many:
         where = f"{_CLAIMS[result.policy.wins]} of {where}"
-    none_loses = f", and none more than {margin} slower" if len(result.cells) > 1 else ""
+    if result.policy.objective == "memory":
+        rules = result.policy.memory
+        saving = f"need at least {percent(rules.margin)} less memory than {opponent}"
+        return clean(f"{what} makes {where} {saving}, and no more than {percent(rules.noninferiority)} slower.")
+    none_loses = f", and none more than {margin} slower" if many else ""
     return clean(f"{what} makes {where} at least {margin} faster than {opponent}{none_loses}.")
 
 

@@ -9,7 +9,8 @@ from e2e.schema.policy import Policy
 from e2e.schema.result import CellResult, Result
 from e2e.schema.verdict import MemoryVerdict, NumericsVerdict, Verdict
 from e2e.schema.words import Stage
-from e2e.wording import ABSENT, clean, count, duration, percent, ratio, size, small, span
+from e2e.units import Bytes, Seconds
+from e2e.wording import ABSENT, change, clean, count, duration, outcome_word, percent, ratio, size, small, span
 
 _SITES_SHOWN = 4
 _WRONG_SHOWN = 3
@@ -22,6 +23,16 @@ _UNFINISHED = {
     Stage.SCREEN: "speed to the policy's confidence",
 }
 """What the stages after the last finished one would have tested."""
+
+_MEMORY = (
+    ("peak_allocated_bytes", "peak of memory allocated by torch"),
+    ("device_used_delta_bytes", "taken from the device"),
+    ("peak_reserved_bytes", "reserved by torch"),
+    ("host_high_water_bytes", "resident high-water mark of the process"),
+    ("pinned_bytes", "page-locked by torch"),
+    ("growth_bytes", "growth over the steps"),
+)
+"""Sources of memory figures, what decides first."""
 
 Facts = Iterable[tuple[str, str]]
 
@@ -124,16 +135,24 @@ def _engagement(seen: Engagement | None) -> Facts:
 
 
 def _memory(memory: MemoryVerdict) -> Facts:
-    if memory.baseline_bytes is None or memory.candidate_bytes is None:
+    """The figure that decides first; `memory_figures` has the others."""
+    known = memory_figures(memory)
+    if not known:
         yield "memory", "not measured"
         return
-    change = memory.candidate_bytes - memory.baseline_bytes
-    difference = f"{'+' if change > 0 else ''}{size(change)}" if change else "the same"
-    yield (
-        "memory",
-        f"{size(memory.candidate_bytes)} with the kernel, {size(memory.baseline_bytes)} without"
-        f" ({difference}); {memory.measure}",
-    )
+    text, mine, theirs = known[0]
+    said = f"{outcome_word(memory.outcome)}: " if memory.outcome else ""
+    yield "memory", f"{said}{size(mine)} with the kernel, {size(theirs)} without ({change(mine - theirs)}); {text}"
+
+
+def memory_figures(memory: MemoryVerdict) -> list[tuple[str, Bytes, Bytes]]:
+    """What both arms have, with the kernel and without."""
+    found = []
+    for name, text in _MEMORY:
+        mine, theirs = getattr(memory.candidate, name, None), getattr(memory.baseline, name, None)
+        if mine is not None and theirs is not None:
+            found.append((text, mine, theirs))
+    return found
 
 
 def _resolution(evidence: Evidence, verdict: Verdict, policy: Policy | None) -> Facts:
@@ -173,15 +192,25 @@ def _time(result: Result, evidence: Evidence) -> Facts:
 
 
 def _set_up(result: Result, evidence: Evidence) -> Facts:
+    """Every one-time cost by its name, then what a step costs from then on; PyTorch's own in brackets."""
     costs = result.set_up
-    times = [("build", costs.build_s), ("first step", costs.first_step_s), ("warm step", costs.warm_step_s)]
-    parts = [f"{name} {duration(seconds, digits=3)}" for name, seconds in times if seconds is not None]
+    parts = [] if costs.build_s is None else [f"build {duration(costs.build_s, digits=3)}"]
     if evidence.builds and all(build.cached for build in evidence.builds):
-        parts[:1] = ["build from the cache"]
+        parts = ["build from the cache"]
+    parts += [] if costs.bind_s is None else [f"load {duration(costs.bind_s, digits=3)}"]
+    if costs.warm_step_s is not None:
+        first, theirs = _first_step(costs.first_step_s), _first_step(costs.baseline_first_step_s)
+        parts.append(f"first step {first} (PyTorch {theirs})")
+        steady = duration(costs.baseline_warm_step_s, digits=3)
+        parts.append(f"warm step {duration(costs.warm_step_s, digits=3)} (PyTorch {steady})")
     if costs.break_even_steps is not None:
         parts.append(f"repaid after {count(costs.break_even_steps, 'step')}")
     if parts:
-        yield "set-up", ", ".join(parts)
+        yield "set-up", f"{', '.join(parts)}; inputs on the device beforehand"
+
+
+def _first_step(seconds: Seconds | None) -> str:
+    return "not known: compiled before" if seconds is None else duration(seconds, digits=3)
 
 
 def _claim(result: Result) -> Facts:

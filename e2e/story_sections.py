@@ -7,17 +7,19 @@ from dataclasses import dataclass
 from e2e.schema.evidence import ArmRecord, Evidence, KernelTime
 from e2e.schema.policy import Policy
 from e2e.schema.result import CellResult, Regions, Result
-from e2e.schema.verdict import Latency
+from e2e.schema.verdict import Latency, MemoryVerdict
 from e2e.schema.words import Role, Stage
-from e2e.story_facts import facts_of
+from e2e.story_facts import facts_of, memory_figures
 from e2e.wording import (
     ABSENT,
     arm,
+    change,
     clean,
     duration,
     estimate,
     outcome_word,
     ratio,
+    size,
     span,
 )
 
@@ -88,6 +90,7 @@ def detail_sections(cell: CellResult, prefix: str) -> list[Section]:
     """Every arm tried, and where the step's time goes."""
     return [
         Section(f"{prefix}Every way tried (pilot runs)", _arms(cell.evidence)),
+        Section(f"{prefix}Memory, of either arm alone in a process", _memory(cell.verdict.memory)),
         _kernels(cell.evidence, f"{prefix}Operators and device kernels, per step"),
     ]
 
@@ -106,8 +109,9 @@ def _speed(evidence: Evidence, latency: Latency, policy: Policy | None) -> Table
             times = (duration(seconds, digits=3), duration(alone.candidate_s, digits=3))
             rows.append((f"op alone: {name}", *times, ratio(_quotient(seconds, alone.candidate_s)), ""))
     titles = {"best_pytorch": "step: best PyTorch,", "as_shipped": "step:"}
+    deciding = policy.decides if policy and policy.objective == "latency" and len(latency.against) > 1 else None
     for item in latency.against:
-        decides = policy is not None and len(latency.against) > 1 and item.opponent == policy.decides
+        decides = item.opponent == deciding
         times = (duration(item.arm_step_s), duration(item.candidate_step_s))
         verdict = outcome_word(item.outcome) + (" *" if decides else "")
         rows.append(
@@ -124,7 +128,13 @@ def _quotient(over: float, under: float) -> float | None:
     return over / under if under > 0 else None
 
 
-# ---- Arms and kernels
+# ---- Memory, arms and kernels
+
+
+def _memory(memory: MemoryVerdict) -> Table:
+    rows = [(text, size(theirs), size(mine), change(mine - theirs)) for text, mine, theirs in memory_figures(memory)]
+    return Table(("source", "PyTorch", "kernel", ""), tuple(rows))
+
 
 _ROLES = list(Role)
 

@@ -13,8 +13,9 @@ from e2e import stats
 from e2e.arm_names import AS_SHIPPED, is_adopted
 from e2e.schema.evidence import ArmRecord, Evidence, Segment
 from e2e.schema.policy import Opponent, Policy
-from e2e.schema.verdict import Against, Estimate, MemoryVerdict
+from e2e.schema.verdict import Against, Estimate
 from e2e.schema.words import Outcome, Role, Stage
+from e2e.units import Ratio
 
 _Workers = Mapping[int, Sequence[float]]
 """Block contrasts by worker."""
@@ -48,6 +49,14 @@ class Case:
         return next((row for row in self.against if row.opponent == self.policy.decides), None)
 
     @property
+    def timing(self) -> Outcome:
+        """What the deciding interval says of what the objective asks: a gain, or for less memory no loss."""
+        row = self.deciding
+        if row is None or self.policy.objective == "latency":
+            return row.outcome if row else Outcome.INCONCLUSIVE
+        return interval_rule(row.speedup, self.sham, self.policy, bar=1 - self.policy.memory.noninferiority)
+
+    @property
     def half_width(self) -> float | None:
         """Of the deciding interval."""
         row = self.deciding
@@ -67,9 +76,14 @@ class Case:
 
     @property
     def has_no_headroom(self) -> bool:
-        """Whether no kernel can win the margin; a measured win above the ceiling contradicts it instead."""
+        """Whether no kernel can win the margin; a measured win above the ceiling contradicts it instead.
+
+        A ceiling bounds time alone: a saving of memory needs none.
+        """
         ceiling = self.known_ceiling
-        return ceiling is not None and ceiling.upper_bound < self.bar and not self.exceeds_ceiling
+        if ceiling is None or self.policy.objective == "memory":
+            return False
+        return ceiling.upper_bound < self.bar and not self.exceeds_ceiling
 
     @property
     def is_unfinished(self) -> bool:
@@ -158,24 +172,6 @@ def is_drowned(speedup: Estimate, sham: Estimate | None, policy: Policy) -> bool
     return is_biased and not is_below and (hides_a_gain or not is_above)
 
 
-def memory_of(evidence: Evidence) -> MemoryVerdict:
-    """The two numbers, or None; no policy asks for a memory outcome yet, so there is none."""
-    on_device = evidence.device is not None and evidence.device.kind == "cuda"
-    measure = "peak of memory allocated by torch" if on_device else "resident high-water mark of the process"
-    return MemoryVerdict(
-        outcome=None,
-        baseline_bytes=_peak(evidence, evidence.baseline, on_device=on_device),
-        candidate_bytes=_peak(evidence, evidence.candidate, on_device=on_device),
-        measure=measure if evidence.memory else "not measured",
-    )
-
-
-def _peak(evidence: Evidence, arm: str | None, *, on_device: bool) -> int | None:
-    records = [record for record in evidence.memory if record.arm == arm]
-    peaks = [record.peak_allocated_bytes if on_device else record.host_high_water_bytes for record in records]
-    return max((peak for peak in peaks if peak is not None), default=None)
-
-
 def by_worker(evidence: Evidence, arm: str) -> list[float]:
     """Median seconds per step of an arm in each verdict worker."""
     times: dict[int, list[float]] = {}
@@ -246,13 +242,12 @@ def _against(
         arm_step_s=arm_step_s,
         candidate_step_s=candidate_step_s,
         speedup=speedup,
-        outcome=interval_rule(speedup, sham, policy),
+        outcome=interval_rule(speedup, sham, policy, bar=1 + policy.margin),
     )
 
 
-def interval_rule(speedup: Estimate, sham: Estimate | None, policy: Policy) -> Outcome:
-    """METHOD.md B5.12: confirm above margin and identical code, refute below the margin, else go on."""
-    bar = 1 + policy.margin
+def interval_rule(speedup: Estimate, sham: Estimate | None, policy: Policy, *, bar: Ratio) -> Outcome:
+    """METHOD.md B5.12: confirm above the bar and identical code, refute below the bar, else go on."""
     if not is_look(speedup, policy) or is_drowned(speedup, sham, policy):
         return Outcome.INCONCLUSIVE
     if speedup.lower_bound > bar:

@@ -86,6 +86,11 @@ def size(value: Bytes | None) -> str:
     return f"{value} bytes"
 
 
+def change(difference: Bytes) -> str:
+    """`+12.0 MiB`, `-5.23 GiB`, `the same`."""
+    return f"{'+' if difference > 0 else ''}{size(difference)}" if difference else "the same"
+
+
 def small(value: float | None) -> str:
     """`1.3e-07`; for errors and divergences."""
     return ABSENT if value is None else f"{value:.2g}"

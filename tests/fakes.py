@@ -276,6 +276,7 @@ def evidence(segments: Sequence[Segment] = (), **changes: Any) -> Evidence:
         "stage_finished": Stage.VERDICT,
         "device": DeviceFacts(kind="cpu", name="a CPU", count_threads=2),
         "builds": [BuildRecord(kernel="0" * 64, seconds=2.0, cached=False)],
+        "bind_s": 0.5,
         "engagement": engagement(),
         "op_checks": [op_check(), op_check(label="large values", error_baseline=None)],
         "mutants": [MutantCheck(name="zeros", caught=True), MutantCheck(name="skips_weight", caught=True)],

@@ -38,6 +38,7 @@ from e2e.schema.verdict import (
     Against,
     Estimate,
     Latency,
+    MemoryUse,
     MemoryVerdict,
     NumericsVerdict,
     Reason,
@@ -212,6 +213,7 @@ def evidence(**changes: Any) -> Evidence:
         segments=segments(),
         workers_finished=5,
         memory=[MemoryRecord(arm=arm, peak_allocated_bytes=5_620_000_000) for arm in STEPS_S],
+        bind_s=0.021,
         audit=Audit(
             steps_compared=64,
             steps_timed=640,
@@ -230,6 +232,24 @@ def evidence(**changes: Any) -> Evidence:
         random_weights=True,
     )
     return whole.model_copy(update=changes)
+
+
+def memory_use() -> MemoryUse:
+    return MemoryUse(
+        processes=1,
+        peak_allocated_bytes=5_620_000_000,
+        peak_reserved_bytes=5_910_000_000,
+        device_used_delta_bytes=3_120_000_000,
+        host_high_water_bytes=2_410_000_000,
+        pinned_bytes=0,
+        growth_bytes=0,
+    )
+
+
+def no_memory() -> MemoryVerdict:
+    return MemoryVerdict(
+        outcome=None, baseline=None, candidate=None, reduction_ratio=None, range_ratio=None, measure="not measured"
+    )
 
 
 def verdict(**changes: Any) -> Verdict:
@@ -274,10 +294,12 @@ def verdict(**changes: Any) -> Verdict:
         ],
         latency=latency,
         memory=MemoryVerdict(
-            outcome=Outcome.REFUTED,
-            baseline_bytes=5_620_000_000,
-            candidate_bytes=5_620_000_000,
-            measure="peak allocated by one arm alone in a process",
+            outcome=None,
+            baseline=memory_use(),
+            candidate=memory_use(),
+            reduction_ratio=0.0,
+            range_ratio=None,
+            measure="peak of memory allocated by torch",
         ),
         numerics=NumericsVerdict(
             outcome=Outcome.CONFIRMED,
@@ -311,7 +333,14 @@ def result(cells: list[CellResult] | None = None, **changes: Any) -> Result:
         memory=told.memory if told else None,
         numerics=told.numerics if told else None,
         engagement=first.evidence.engagement if first else None,
-        set_up=SetUp(build_s=3.1, first_step_s=0.41, warm_step_s=0.0713),
+        set_up=SetUp(
+            build_s=3.1,
+            bind_s=0.021,
+            first_step_s=0.41,
+            warm_step_s=0.0713,
+            baseline_first_step_s=0.41,
+            baseline_warm_step_s=0.0713,
+        ),
         claim=ClaimRecord(claimed=kernel().manifest.claim, isolated=10.4, in_context=1.0001),
         cells=cells,
         kernels=[kernel()],
@@ -385,7 +414,7 @@ def incorrect() -> Result:
                 where=Where(file="kernels/rmsnorm.cu", line=12, site="model.layers.0.input_layernorm"),
             )
         ],
-        memory=MemoryVerdict(outcome=None, baseline_bytes=None, candidate_bytes=None, measure="peak allocated"),
+        memory=no_memory(),
         numerics=NumericsVerdict(
             outcome=Outcome.INCORRECT,
             op_checks=1,

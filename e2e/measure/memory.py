@@ -1,4 +1,4 @@
-"""Peak memory of one arm, alone in its process."""
+"""Memory of one arm, alone in its process."""
 
 from __future__ import annotations
 
@@ -6,34 +6,74 @@ from typing import Any
 
 import torch
 
+FIRST_STEPS = 4
+"""Steps after which an arm has what it needs: buffers, graphs and caches are made in the first ones."""
+
 
 def peak(arena: Any, arm: str, *, seed: int, steps: int, device: str) -> dict[str, Any]:
-    """Peaks over `steps` steps after the arm is ready; absent is None, never 0.
+    """Peaks over `steps` steps after the arm is ready, and what later steps kept; absent is None, never 0.
+
+    Inputs are made step by step, so that their number is not in the figures. What a step takes from the device and
+    gives back by itself, past torch, is not seen.
 
     Units:
-        Bytes. On a CPU only the resident high-water mark of the process, start-up included.
+        Bytes. Of a CPU only the process is seen: its resident high-water mark, start-up included, and its growth.
     """
-    if device == "cpu":
-        arena.prepare(arm, seed=seed)
-        arena.run(arm, seeds=[seed + place for place in range(steps)])
-        return {"host_high_water_bytes": _high_water()}
-    free_before, _ = torch.cuda.mem_get_info()
-    arena.prepare(arm, seed=seed)
+    on_device = device != "cpu"
+    before = _device_used() if on_device else None
+    ready = arena.prepare(arm, seed=seed)
     arena.sync()
-    torch.cuda.reset_peak_memory_stats()
-    arena.run(arm, seeds=[seed + place for place in range(steps)])
-    free_after, _ = torch.cuda.mem_get_info()
+    if on_device:
+        torch.cuda.reset_peak_memory_stats()
+    in_use = _in_use(on_device)
+    for place in range(steps):
+        arena.run(arm, seeds=[seed + place])
+        if place + 1 == FIRST_STEPS:
+            in_use = _in_use(on_device)
+    grown = [after - first for first, after in zip(in_use, _in_use(on_device), strict=True)]
     return {
-        "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
-        "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
-        "device_used_delta_bytes": free_before - free_after,
-        "host_high_water_bytes": _high_water(),
+        "steps": steps,
+        "first_step_s": ready["first_step_s"],
+        "growth_bytes": max(grown, default=None) if steps > FIRST_STEPS else None,
+        "host_high_water_bytes": _of_process("VmHWM"),
+        **(_of_device(before) if before is not None else {}),
     }
 
 
-def _high_water() -> int | None:
+def _of_device(before: int) -> dict[str, int | None]:
+    return {
+        "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
+        "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+        "device_used_delta_bytes": _device_used() - before,
+        "pinned_bytes": _pinned(),
+    }
+
+
+def _in_use(on_device: bool) -> list[int]:
+    """By every source that sees it: torch's allocations may grow inside what it holds, a kernel's own outside."""
+    if on_device:
+        return [torch.cuda.memory_allocated(), _device_used()]
+    resident = _of_process("VmRSS")
+    return [] if resident is None else [resident]
+
+
+def _device_used() -> int:
+    """By every process on the device."""
+    free, total = torch.cuda.mem_get_info()
+    return int(total - free)
+
+
+def _pinned() -> int | None:
+    """Most page-locked host memory that torch held; not every version of it counts."""
+    if not hasattr(torch.cuda, "host_memory_stats"):
+        return None
+    found = torch.cuda.host_memory_stats().get("allocated_bytes.peak")
+    return None if found is None else int(found)
+
+
+def _of_process(field: str) -> int | None:
     with open("/proc/self/status", encoding="ascii") as file:
         for line in file:
-            if line.startswith("VmHWM:"):
+            if line.startswith(f"{field}:"):
                 return int(line.split()[1]) * 1024
     return None

@@ -51,7 +51,7 @@ def clock_confound(case: Case) -> Iterator[Reason]:
     row, cycles = case.deciding, case.cycles
     if row is None or cycles is None or row.outcome is Outcome.INCONCLUSIVE:
         return
-    if interval_rule(cycles, case.sham, case.policy) is not row.outcome:
+    if interval_rule(cycles, case.sham, case.policy, bar=case.bar) is not row.outcome:
         message = (
             f"in clock cycles the reading is {wording.estimate(cycles)}, in seconds {wording.estimate(row.speedup)}"
         )

@@ -116,7 +116,7 @@ def outputs_are_unverified(case: Case) -> Iterator[Reason]:
         message = "no timed step was audited"
     elif audit.steps_committed < audit.steps_timed:
         message = f"{audit.steps_committed} of {audit.steps_timed} timed steps committed their outputs"
-    elif not audit.steps_compared and case.deciding is not None and case.deciding.outcome is Outcome.CONFIRMED:
+    elif not audit.steps_compared and case.timing is Outcome.CONFIRMED:
         message = f"none of {audit.steps_timed} timed steps was compared with the baseline's on the same input"
     elif audit.steps_audited == 0:
         message = f"none of {audit.steps_timed} timed steps was replayed"

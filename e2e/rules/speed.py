@@ -109,8 +109,7 @@ def _slowed(case: Case) -> str | None:
 
 def budget_is_exhausted(case: Case) -> Iterator[Reason]:
     """Time ended before anything was decided."""
-    row = case.deciding
-    is_decided = row is not None and row.outcome is not Outcome.INCONCLUSIVE
+    is_decided = case.timing is not Outcome.INCONCLUSIVE
     open_question = case.is_unfinished or case.is_at_verdict
     if case.evidence.budget_exhausted and open_question and not is_decided and not case.has_no_headroom:
         done = f"{case.evidence.workers_finished} of up to {case.policy.looks[-1]} workers"

@@ -158,7 +158,8 @@ class ArmRecord(Record):
     reason: str | None = None
     """Why it failed, is void (ran eagerly while called compiled), or was skipped."""
     first_step_s: Seconds | None = None
-    """First step in a fresh process, compilation included."""
+    """First step of the first process that ran the arm, with all that it compiles; None where a compile cache may
+    have held some of that from before."""
     step_s: Seconds | None = None
     """Median pilot step; chooses the mode, and is never part of an interval."""
     compiled_regions: int | None = None
@@ -203,6 +204,8 @@ class MemoryRecord(Record):
     growth_bytes: Bytes | None = None
     """How much more was in use after the last step than after the first."""
     steps: int | None = None
+    first_step_s: Seconds | None = None
+    """First step of this process, which ran no other arm before it; compile caches are warm by then."""
 
 
 class Steadiness(Record):
@@ -355,6 +358,8 @@ class Evidence(Record):
     """Last stage whose work was completed; None when even the build was not."""
     device: DeviceFacts | None = None
     builds: list[BuildRecord] = []
+    bind_s: Seconds | None = None
+    """Loading and binding what was built, in the first process that did, by the parent's clock."""
     engagement: Engagement | None = None
     op_checks: list[OpCheck] = []
     mutants: list[MutantCheck] = []

@@ -24,14 +24,19 @@ METHOD = "1"
 
 
 class SetUp(Record):
-    """One-time costs."""
+    """One-time costs of the candidate's best arm beside the strongest baseline's; inputs are on the device before."""
 
     build_s: Seconds | None = None
+    """Of this run; of a kernel found in the cache the look-up."""
+    bind_s: Seconds | None = None
+    """Loading the built kernel in a process, imports of a Python one included."""
     first_step_s: Seconds | None = None
-    """Candidate's best arm, compilation included."""
+    """With all that is compiled, tuned or captured in it; None where a compile cache may have held some of it."""
     warm_step_s: Seconds | None = None
+    baseline_first_step_s: Seconds | None = None
+    baseline_warm_step_s: Seconds | None = None
     break_even_steps: int | None = None
-    """Steps after which the candidate's extra one-time cost is repaid; None when it never is."""
+    """Steps after which the candidate's extra one-time cost is repaid; None when it never is, or is not known."""
 
 
 class TimeUse(Record):

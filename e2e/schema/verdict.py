@@ -6,7 +6,7 @@ from e2e.schema.evidence import Where
 from e2e.schema.policy import Opponent
 from e2e.schema.record import Record
 from e2e.schema.words import Label, Outcome, ReasonCode
-from e2e.units import Ratio, Seconds
+from e2e.units import Bytes, Ratio, Seconds
 
 
 class Estimate(Record):
@@ -47,14 +47,33 @@ class Latency(Record):
     processes: int
 
 
+class MemoryUse(Record):
+    """One arm alone in a process: each figure's median over the processes; None where it cannot be seen."""
+
+    processes: int
+    peak_allocated_bytes: Bytes | None = None
+    """By torch, weights included."""
+    peak_reserved_bytes: Bytes | None = None
+    device_used_delta_bytes: Bytes | None = None
+    """What the arm took from the device and still held after its last step, whoever asked for it."""
+    host_high_water_bytes: Bytes | None = None
+    pinned_bytes: Bytes | None = None
+    growth_bytes: Bytes | None = None
+
+
 class MemoryVerdict(Record):
-    """Memory of the chosen arms; on a CPU only the resident high-water mark, and no outcome."""
+    """Memory of the strongest baseline and the best candidate arm."""
 
     outcome: Outcome | None
-    baseline_bytes: int | None
-    candidate_bytes: int | None
+    """Of the figures alone; None unless the policy's objective is memory."""
+    baseline: MemoryUse | None
+    candidate: MemoryUse | None
+    reduction_ratio: Ratio | None
+    """The candidate's saving as a share of the baseline's peak, by the source that shows the least of it."""
+    range_ratio: Ratio | None
+    """Range over that source's processes, the wider of both arms', as the same share; None with one process."""
     measure: str
-    """What the two numbers are."""
+    """The source of the two ratios, or what is in the way of them."""
 
 
 class NumericsVerdict(Record):

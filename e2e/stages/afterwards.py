@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from e2e.arm_names import AS_SHIPPED
-from e2e.crew import CandidateFault
-from e2e.processes import WorkerFault
 from e2e.profile import timeline
-from e2e.schema.evidence import MemoryRecord
 from e2e.schema.words import Stage
 from e2e.stages.course import Course
+from e2e.stages.memory import measure_memory
 
 TRACE_STEPS = 3
-MEMORY_STEPS = 4
 
 
 def look_back(course: Course) -> None:
@@ -26,8 +23,8 @@ def look_back(course: Course) -> None:
     if course.traces:
         course.progress.stage("traces", "one profiled, untimed pass per arm")
         _trace(course, arms, stage)
-    course.progress.stage("memory", "each arm alone in a process of its own")
-    _memory(course, arms, stage)
+    if not course.evidence.memory:  # a screen for a memory outcome has it already
+        measure_memory(course, stage=stage)
 
 
 def _trace(course: Course, arms: list[str], stage: Stage) -> None:
@@ -60,23 +57,3 @@ def _engaged(course: Course, names: list[str]) -> None:
     if names:
         proof += "; the candidate's trace shows kernels that the baseline's does not"
     course.learn(engagement=engagement.model_copy(update={"device_kernels": names[:20], "proof": proof}))
-
-
-def _memory(course: Course, arms: list[str], stage: Stage) -> None:
-    """Both workers at once: nothing is timed, and starting takes longest."""
-    workers = []
-    try:
-        for arm in arms:
-            worker = course.crew.candidate_worker(course.fqns, stage=stage)
-            workers.append((arm, worker))
-            worker.send("memory", arm=arm, steps=MEMORY_STEPS)
-        records = []
-        for arm, worker in workers:
-            reply = worker.answer("memory", timeout_s=course.policy.budgets.compile_s)
-            records.append(MemoryRecord.model_validate({"arm": arm, **reply}))
-        course.learn(memory=records)
-    except (WorkerFault, CandidateFault) as fault:
-        course.learn(unseen=[*course.evidence.unseen, f"memory: {fault.message}"])
-    finally:
-        for _, worker in workers:
-            worker.close()

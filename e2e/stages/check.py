@@ -42,6 +42,7 @@ def check(course: Course) -> None:
         else:
             begin_pilot(course, arm_names(course))
     worker = course.crew.candidate_worker(course.fqns, stage=STAGE)
+    course.learn(bind_s=course.crew.bind_s)
     try:
         _ops(course, worker)  # first: a wrong dtype or shape would only raise somewhere in the model
         if course.crew.cell.step == "train":
@@ -116,36 +117,37 @@ def begin_pilot(course: Course, names: Sequence[str]) -> None:
         course.pilot.send("prepare", arm=name)
 
 
-def warm_caches(course: Course) -> list[tuple[Worker, int]]:
+def warm_caches(course: Course) -> list[tuple[Worker, list[str]]]:
     """Where cores abound, compile the arms in several processes at once; the pilot then finds them in the cache.
 
-    One process per kind of arm, its modes one after the other: modes of one kind share most of their code.
+    One process per kind of arm, its modes one after the other: modes of one kind share most of their code. What
+    compiles cold does it here, so these first steps are the ones that a user meets.
     """
     kinds: dict[tuple[Role, str | None], list[str]] = {}
     for name in map(ArmName.parse, arm_names(course)):
-        if name.mode.is_compiled:
+        if course.compiles(name):
             kinds.setdefault((name.role, name.alternative), []).append(str(name))
     warmers = []
     for names in kinds.values():
         worker = course.crew.candidate_worker(course.fqns, stage=STAGE)
         for arm in names:
             worker.send("prepare", arm=arm)
-        warmers.append((worker, len(names)))
+        warmers.append((worker, names))
     return warmers
 
 
-def pilot_of_warm_caches(course: Course) -> None:
-    """Wait until the caches are warm, then begin the pilot; what failed here fails again there, and is recorded."""
-    for worker, count in course.warmers:
-        for _ in range(count):
+def wait_for_caches(course: Course) -> None:
+    """Until the caches are warm; what failed here fails again in the pilot, where it is recorded."""
+    for worker, names in course.warmers:
+        for name in names:
             try:
-                worker.answer("prepare", timeout_s=course.policy.budgets.compile_s)
+                reply = worker.answer("prepare", timeout_s=course.policy.budgets.compile_s)
+                course.know_first_step(name, reply["first_step_s"])
             except WorkerFault as fault:
                 if fault.kind != "raised":
                     break
         worker.close()
     course.warmers = []
-    begin_pilot(course, arm_names(course))
 
 
 def arm_names(course: Course) -> list[str]:

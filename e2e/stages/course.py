@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from e2e.arm_names import ArmName
 from e2e.crew import Crew, Deadline
 from e2e.measure.audit import Fingerprint, Replay
 from e2e.measure.machine import Watch
@@ -18,7 +19,8 @@ from e2e.processes import Worker
 from e2e.protocols import Progress
 from e2e.schema.evidence import Evidence, Fault, Part, Spent, StageEnd
 from e2e.schema.policy import Policy
-from e2e.schema.words import Stage
+from e2e.schema.words import Role, Stage
+from e2e.units import Seconds
 
 
 @dataclass
@@ -40,8 +42,8 @@ class Course:
     clean: Worker | None = None
     pilot: Worker | None = None
     """Has every arm prepared; times the pilot, replays audited steps, records traces. Never part of an interval."""
-    warmers: list[tuple[Worker, int]] = field(default_factory=list)
-    """Workers that compile arms ahead of the pilot, and how many arms each."""
+    warmers: list[tuple[Worker, list[str]]] = field(default_factory=list)
+    """Workers that compile arms ahead of the pilot, and which arms."""
     fqns: list[str] = field(default_factory=list)
     """Sites that run the candidate."""
     digests: dict[tuple[str, int], Fingerprint] = field(default_factory=dict)
@@ -51,6 +53,8 @@ class Course:
     """Steps of recorded segments, and how many of them left a fingerprint."""
     audited: set[tuple[str, int]] = field(default_factory=set)
     replays: list[Replay] = field(default_factory=list)
+    first_steps: dict[str, Seconds] = field(default_factory=dict)
+    """Of arms that compile: their first step in the process that compiled them, while the caches were cold."""
     reserve_s: float = 0.0
     """Time kept for traces, memory and the report."""
     watch: Watch = field(default_factory=lambda: Watch("cpu"))
@@ -98,6 +102,16 @@ class Course:
     def forget_fingerprints(self) -> None:
         """The pilot's steps ran in the process that would replay them, so they are not audited."""
         self.digests, self.steps_run, self.steps_committed = {}, 0, 0
+
+    def compiles(self, arm: ArmName) -> bool:
+        """Whether the arm's first step compiles: torch.compile does, and a kernel in Python may."""
+        own = arm.role is Role.CANDIDATE and self.crew.kernel.manifest.binding == "python"
+        return own or arm.mode.is_compiled
+
+    def know_first_step(self, arm: str, seconds: Seconds) -> None:
+        """The first process to say so counts; whoever comes later finds the caches warm."""
+        if self.crew.starts_cold:
+            self.first_steps.setdefault(arm, seconds)
 
     def path(self, name: str) -> Path:
         """A file in the scratch folder, gone after the run."""

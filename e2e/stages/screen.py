@@ -14,8 +14,9 @@ from e2e.processes import Worker, WorkerFault
 from e2e.schema.evidence import ArmRecord, Fault, Isolated
 from e2e.schema.verdict import Estimate
 from e2e.schema.words import Mode, ReasonCode, Role, Stage
-from e2e.stages.check import arm_is_right, arm_names, begin_pilot, mode_problem, pilot_of_warm_caches
+from e2e.stages.check import arm_is_right, arm_names, begin_pilot, mode_problem, wait_for_caches
 from e2e.stages.course import Course
+from e2e.stages.memory import measure_memory
 from e2e.stages.timing import run_block, warm_up
 from e2e.weighing import opponent_arm
 
@@ -38,7 +39,8 @@ def screen(course: Course) -> None:
     course.progress.stage("screen", "compiling every arm")
     with course.spending("compile"):
         if course.pilot is None:
-            pilot_of_warm_caches(course)
+            wait_for_caches(course)
+            begin_pilot(course, arm_names(course))
         _prepare_arms(course)
     course.progress.stage("screen", "pilot of every arm")
     course.watch.begin()
@@ -46,6 +48,8 @@ def screen(course: Course) -> None:
     course.progress.stage("screen", "the most any kernel for this op could win")
     _ceiling(course)
     _isolated(course)
+    if course.policy.objective == "memory" and course.evidence.baseline and course.evidence.candidate:
+        measure_memory(course, stage=STAGE)  # what saves nothing needs no long run
     course.finish(STAGE)
 
 
@@ -90,6 +94,7 @@ def _collected(course: Course, records: dict[str, ArmRecord], waiting: list[str]
         assert course.pilot is not None
         try:
             reply = course.pilot.answer("prepare", timeout_s=course.policy.budgets.compile_s)
+            course.know_first_step(name, reply["first_step_s"])
             records[name] = record_of(course, arm, reply)
         except WorkerFault as fault:
             if arm.role is Role.CANDIDATE and (fault.kind != "raised" or arm.mode is Mode.EAGER):
@@ -119,7 +124,7 @@ def record_of(course: Course, arm: ArmName, reply: dict[str, Any]) -> ArmRecord:
         alternative=arm.alternative,
         status="ok" if status == "ok" else "void",
         reason=reason,
-        first_step_s=reply["first_step_s"],
+        first_step_s=course.first_steps.get(str(arm)) if course.compiles(arm) else reply["first_step_s"],
         compiled_regions=reply["regions"],
         kernel_calls=calls if arm.role is Role.CANDIDATE else None,
     )

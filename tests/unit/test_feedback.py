@@ -8,7 +8,7 @@ import pytest
 from e2e.feedback import claim, feedback, set_up
 from e2e.invocation import Invocation
 from e2e.judge import judge
-from e2e.schema.evidence import DeviceFacts, Evidence, Fault, Isolated, MutantCheck, Where
+from e2e.schema.evidence import BuildRecord, DeviceFacts, Evidence, Fault, Isolated, MemoryRecord, MutantCheck, Where
 from e2e.schema.kernel import Claim
 from e2e.schema.policy import Policy
 from e2e.schema.result import Feedback, SetUp
@@ -65,15 +65,31 @@ def test_another_policy_replaces_the_one_that_was_typed() -> None:
 # Set-up
 
 
-def test_break_even_is_the_extra_first_step_and_build_over_the_gain_per_step() -> None:
+def test_break_even_is_the_extra_build_load_and_first_step_over_the_gain_per_step() -> None:
     run = evidence(arms=arms(candidate={"first_step_s": 0.6, "step_s": 0.008}, alternative={"step_s": 0.01}))
-    expected = SetUp(build_s=2.0, first_step_s=0.6, warm_step_s=0.008, break_even_steps=1250)
+    expected = SetUp(
+        build_s=2.0,
+        bind_s=0.5,
+        first_step_s=0.6,
+        warm_step_s=0.008,
+        baseline_first_step_s=0.1,
+        baseline_warm_step_s=0.01,
+        break_even_steps=1500,
+    )
     assert expected == set_up(run)
 
 
 def test_timed_steps_count_before_pilots() -> None:
     found = set_up(evidence(WIN)).warm_step_s
     assert found == pytest.approx(0.01 / 1.05, rel=0.01)
+
+
+def test_a_first_step_is_the_longer_of_where_it_compiled_and_where_it_ran_alone() -> None:
+    alone = [MemoryRecord(arm=CANDIDATE, first_step_s=0.3), MemoryRecord(arm=ALTERNATIVE, first_step_s=0.4)]
+    found = set_up(evidence(memory=alone, arms=arms(candidate={"first_step_s": 0.6})))
+    assert (0.6, 0.4) == (found.first_step_s, found.baseline_first_step_s)
+    unknown = set_up(evidence(memory=alone, arms=arms(candidate={"first_step_s": None})))
+    assert unknown.first_step_s is None
 
 
 def test_a_candidate_that_starts_faster_is_ahead_from_the_first_step() -> None:
@@ -90,6 +106,12 @@ def test_a_candidate_that_starts_faster_is_ahead_from_the_first_step() -> None:
         {"arms": arms(candidate={"step_s": None})},
         {"arms": arms(candidate={"first_step_s": None, "step_s": 0.008})},
         {"builds": [], "arms": arms(candidate={"step_s": 0.008})},
+        {"bind_s": None, "arms": arms(candidate={"step_s": 0.008})},
+        {"arms": arms(candidate={"step_s": 0.008}, alternative={"first_step_s": None})},
+        {
+            "builds": [BuildRecord(kernel="0" * 64, seconds=0.001, cached=True)],
+            "arms": arms(candidate={"step_s": 0.008}),
+        },
         {"candidate": None},
         {"baseline": None},
     ],

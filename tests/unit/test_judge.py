@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from e2e.judge import decided, exit_code, judge
-from e2e.schema.evidence import CleanTime, DeviceFacts, Evidence, Fault, MemoryRecord, MutantCheck, Telemetry, Where
+from e2e.schema.evidence import CleanTime, DeviceFacts, Evidence, Fault, MutantCheck, Telemetry, Where
 from e2e.schema.policy import Policy
 from e2e.schema.verdict import Verdict
 from e2e.schema.words import EXIT_CODES, Label, Outcome, ReasonCode, ReasonKind, Stage, kind_of
@@ -674,29 +674,7 @@ def test_the_first_reason_is_of_the_kind_that_comes_first_in_the_design(first: i
     assert sorted(found, key=list(ReasonKind).index) == found
 
 
-# Memory and numerics
-
-
-def test_memory_on_a_cpu_is_the_high_water_mark_and_has_no_outcome() -> None:
-    memory = judged(WIN).memory
-    assert (None, 2**30, 2**30) == (memory.outcome, memory.baseline_bytes, memory.candidate_bytes)
-    assert "high-water" in memory.measure
-
-
-def test_memory_on_a_device_is_what_torch_allocated_at_most() -> None:
-    records = [
-        MemoryRecord(arm=ALTERNATIVE, peak_allocated_bytes=5, host_high_water_bytes=9),
-        MemoryRecord(arm=ALTERNATIVE, peak_allocated_bytes=6),
-        MemoryRecord(arm=CANDIDATE, host_high_water_bytes=9),
-    ]
-    device = DeviceFacts(kind="cuda", name="H200", count_threads=8)
-    memory = judged(WIN, memory=records, device=device).memory
-    assert (6, None) == (memory.baseline_bytes, memory.candidate_bytes)
-
-
-def test_memory_that_was_not_measured_is_absent() -> None:
-    memory = judged(WIN, memory=[]).memory
-    assert (None, None, "not measured") == (memory.baseline_bytes, memory.candidate_bytes, memory.measure)
+# Numerics
 
 
 def test_drift_is_the_worst_captured_ratio_and_leaves_out_exact_baselines() -> None:

@@ -8,7 +8,7 @@ from e2e import registry
 from e2e.schema.evidence import OpCheck, SiteRecord
 from e2e.schema.kernel import Kernel
 from e2e.schema.policy import Policy
-from e2e.schema.result import CellResult, Region, Regions, Result, Standing
+from e2e.schema.result import CellResult, Region, Regions, Result, SetUp, Standing
 from e2e.schema.verdict import Estimate, Reason
 from e2e.schema.words import Label, Outcome, ReasonCode, Stage
 from e2e.store import load
@@ -76,10 +76,37 @@ def test_evidence_is_in_plain_words() -> None:
     assert "5.23 GiB with the kernel, 5.23 GiB without (the same)" in said["memory"]
     assert said["resolved"].startswith("half-width 0.21 % for a margin of 1 %: 40 mirrored blocks in 5 workers")
     assert said["verified"] == "32 of 640 timed steps replayed in another process: no mismatch"
-    assert said["set-up"] == "build 3.10 s, first step 410 ms, warm step 71.3 ms"
+    warm = "first step 410 ms (PyTorch 410 ms), warm step 71.3 ms (PyTorch 71.3 ms)"
+    assert said["set-up"] == f"build 3.10 s, load 21.0 ms, {warm}; inputs on the device beforehand"
     assert "its author says 12.9x against eager at 16384 x 2048; here 10.4x alone" in said["claim"]
     assert said["not tested"].startswith("other shapes, dtypes, devices and versions; training")
     assert said["cannot see"] == "power draw; page cache state"
+
+
+def test_a_first_step_that_a_cache_shortened_is_not_shown_as_cold() -> None:
+    costs = SetUp(warm_step_s=0.01, baseline_first_step_s=0.4, baseline_warm_step_s=0.01)
+    said = facts(tell(results.result(set_up=costs)))["set-up"]
+    assert said.startswith("first step not known: compiled before (PyTorch 400 ms)")
+
+
+def test_every_source_of_memory_figures_is_in_the_details() -> None:
+    figures = rows(tell(results.result()), "Memory")
+    assert figures["taken from the device"] == ("2.91 GiB", "2.91 GiB", "the same")
+    assert not any(section.title.startswith("Memory") for section in tell(results.incorrect()).sections)
+
+
+def test_an_objective_of_memory_is_what_the_sentence_and_the_memory_line_say() -> None:
+    policy = Policy(name="lean", objective="memory")
+    less = results.memory_use().model_copy(update={"peak_allocated_bytes": 5_000_000_000})
+    memory = results.verdict().memory.model_copy(update={"outcome": Outcome.CONFIRMED, "candidate": less})
+    cell = CellResult(cell=results.cell(), evidence=results.evidence(), verdict=results.verdict(memory=memory))
+    story = tell(results.result([cell], policy=policy))
+    assert story.sentence is not None
+    assert (
+        "need at least 1 % less memory than the strongest PyTorch path, and no more than 1 % slower" in story.sentence
+    )
+    assert not any("*" in row[-1] for row in rows(story, "Speed").values()), "no speed decides"
+    assert facts(story)["memory"].startswith("CONFIRMED: 4.66 GiB with the kernel, 5.23 GiB without (-591 MiB)")
 
 
 def test_random_weights_and_overrides_are_on_the_first_screen() -> None:

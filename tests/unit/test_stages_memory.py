@@ -1,0 +1,274 @@
+"""Which processes measure memory and when, and which first steps count as cold."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from e2e import crew as crew_module
+from e2e.arm_names import ArmName
+from e2e.configuration import load_workload
+from e2e.crew import Crew, Deadline
+from e2e.errors import EnvironmentFault
+from e2e.measure.schedule import SeedSource
+from e2e.processes import WorkerFault
+from e2e.protocols import Built
+from e2e.schema.kernel import Kernel
+from e2e.schema.policy import Policy
+from e2e.schema.words import Mode, Role, Stage
+from e2e.schema.workload import cells_of
+from e2e.stages.afterwards import look_back
+from e2e.stages.check import wait_for_caches, warm_caches
+from e2e.stages.course import Course
+from e2e.stages.memory import LEAST_STEPS, MOST_STEPS, measure_memory
+from e2e.stages.screen import record_of
+from tests.fakes import ALTERNATIVE, CANDIDATE, arms, evidence, kernel, policy
+
+BOTH = [ALTERNATIVE, CANDIDATE]
+
+
+class FakeProgress:
+    """Says nothing."""
+
+    def stage(self, name: str, detail: str = "") -> None: ...
+
+    def advance(self, done: int, total: int, what: str = "", left_s: float | None = None) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+
+class FakeWorker:
+    """Answers what memory an arm took, unless that arm breaks it."""
+
+    alive = True
+
+    def __init__(self, crew: FakeCrew) -> None:
+        self._crew = crew
+        self._sent: list[str] = []
+
+    def __enter__(self) -> FakeWorker:
+        self._crew.open += 1
+        assert 1 == self._crew.open, "two processes on one device would see each other's memory"
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._crew.open -= 1
+
+    def close(self) -> None:
+        self._crew.open -= 1
+
+    def send(self, do: str, *, arm: str) -> None:
+        self._sent.append(arm)
+
+    def answer(self, do: str, *, timeout_s: float) -> dict[str, Any]:
+        arm = self._sent.pop(0)
+        if arm == self._crew.breaks_on:
+            raise WorkerFault("it did not compile", kind="raised")
+        return {"first_step_s": float(len(arm))}
+
+    def call(self, do: str, *, timeout_s: float, arm: str, steps: int) -> dict[str, Any]:
+        assert "memory" == do
+        self._crew.asked.append((arm, steps))
+        if arm == self._crew.breaks_on:
+            raise WorkerFault("it died", kind="crashed")
+        return {"arm": "candidate's own word", "host_high_water_bytes": 2**30, "steps": steps}
+
+
+class FakeCrew:
+    """Hands out workers that need no process; remembers what they were asked."""
+
+    starts_cold = True
+    device = "cpu"
+    adopted: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, *, breaks_on: str | None = None, has_room: bool = True) -> None:
+        self.open = 0
+        self.asked: list[tuple[str, int]] = []
+        self.breaks_on = breaks_on
+        self.kernel = kernel()
+        self._has_room = has_room
+
+    def candidate_worker(self, fqns: Sequence[str], *, stage: Stage) -> FakeWorker:
+        if not self._has_room:
+            raise EnvironmentFault("the device is full")
+        return FakeWorker(self)
+
+
+def course(crew: Any, *, rules: Policy | None = None, left_s: float = 60.0, **changes: Any) -> Course:
+    seen: dict[str, Any] = {"memory": [], **changes}
+    return Course(
+        crew=crew,
+        policy=rules or policy(),
+        progress=FakeProgress(),
+        deadline=Deadline(left_s),
+        folder=Path(),
+        evidence=evidence(**seen),
+        traces=False,
+        rng=random.Random(0),
+        seeds=SeedSource(0),
+    )
+
+
+def measured(made: Course) -> list[tuple[str, int]]:
+    return [(record.arm, record.process) for record in made.evidence.memory]
+
+
+# Memory
+
+
+def test_memory_is_one_process_per_arm_one_after_the_other() -> None:
+    made = course(FakeCrew())
+    measure_memory(made, stage=Stage.VERDICT)
+    assert [(ALTERNATIVE, 0), (CANDIDATE, 0)] == measured(made)
+
+
+def test_a_memory_outcome_takes_as_many_pairs_as_the_policy_asks_for_and_either_arm_goes_first_in_turn() -> None:
+    made = course(FakeCrew(), rules=policy(objective="memory", memory={"processes": 4}))
+    measure_memory(made, stage=Stage.SCREEN)
+    pairs = [measured(made)[start : start + 2] for start in (0, 2, 4, 6)]
+    assert [BOTH, BOTH[::-1], BOTH, BOTH[::-1]] == [[arm for arm, _ in pair] for pair in pairs]
+    assert [0, 1, 2, 3] == [pair[0][1] for pair in pairs]
+
+
+@pytest.mark.parametrize(("expected", "step_s"), [(20, 0.05), (LEAST_STEPS, 3.0), (MOST_STEPS, 1e-4)])
+def test_both_arms_run_as_many_steps_as_the_baselines_pilot_time_says(expected: int, step_s: float) -> None:
+    crew = FakeCrew()
+    measure_memory(course(crew, arms=arms(alternative={"step_s": step_s})), stage=Stage.VERDICT)
+    assert [(arm, expected) for arm in BOTH] == crew.asked
+
+
+def test_a_process_that_dies_leaves_what_was_seen_before_it() -> None:
+    made = course(FakeCrew(breaks_on=CANDIDATE))
+    measure_memory(made, stage=Stage.VERDICT)
+    assert ([(ALTERNATIVE, 0)], ["memory: it died"]) == (measured(made), made.evidence.unseen)
+
+
+def test_a_device_without_room_for_another_process_ends_no_run() -> None:
+    made = course(FakeCrew(has_room=False))
+    measure_memory(made, stage=Stage.VERDICT)
+    assert ["memory: the device is full"] == made.evidence.unseen
+
+
+def test_without_time_memory_is_not_seen() -> None:
+    made = course(FakeCrew(), left_s=0.0)
+    measure_memory(made, stage=Stage.VERDICT)
+    assert ([], ["memory: the time was used up"]) == (measured(made), made.evidence.unseen)
+
+
+def test_what_the_screen_measured_is_not_measured_again() -> None:
+    crew = FakeCrew()
+    made = course(crew)
+    made.pilot = FakeWorker(crew)  # type: ignore[assignment]
+    look_back(made)
+    look_back(made)
+    assert BOTH == [arm for arm, _ in crew.asked]
+
+
+# First steps
+
+COMPILED, EAGER = "candidate:compile", CANDIDATE
+
+
+def first_step(made: Course, arm: str) -> float | None:
+    reply = {"first_step_s": 0.5, "regions": 1, "kernel_calls": 13}
+    return record_of(made, ArmName.parse(arm), reply).first_step_s
+
+
+def test_a_first_step_counts_in_the_process_that_compiled_it() -> None:
+    made = course(FakeCrew())
+    made.know_first_step(COMPILED, 30.0)
+    made.know_first_step(COMPILED, 0.5)
+    assert (30.0, 0.5) == (first_step(made, COMPILED), first_step(made, EAGER))
+
+
+def test_a_first_step_out_of_a_cache_is_not_known() -> None:
+    warm = FakeCrew()
+    warm.starts_cold = False
+    made = course(warm)
+    made.know_first_step(COMPILED, 0.5)
+    assert (None, 0.5) == (first_step(made, COMPILED), first_step(made, EAGER))
+    assert None is first_step(course(FakeCrew()), COMPILED), "nobody said who compiled it"
+
+
+def in_python(crew: FakeCrew) -> FakeCrew:
+    own = crew.kernel.manifest.model_copy(update={"binding": "python"})
+    crew.kernel = crew.kernel.model_copy(update={"manifest": own})
+    return crew
+
+
+def test_processes_that_warm_the_caches_are_those_whose_first_steps_count() -> None:
+    made = course(in_python(FakeCrew(breaks_on="baseline:compile")), rules=policy(modes=["eager", "compile"]))
+    made.facts["alternatives"] = []
+    made.warmers = warmers = warm_caches(made)
+    kinds = [["baseline:compile"], [EAGER, COMPILED], ["headroom:compile"]]
+    assert kinds == [names for _, names in warmers]
+    wait_for_caches(made)
+    assert {arm: float(len(arm)) for arm in (EAGER, COMPILED, "headroom:compile")} == made.first_steps
+
+
+def test_a_kernel_in_python_may_compile_itself_even_in_an_eager_arm() -> None:
+    made = course(in_python(FakeCrew()))
+    assert made.compiles(ArmName.parse(EAGER))
+    assert not made.compiles(ArmName(Role.BASELINE, Mode.EAGER))
+    assert not made.compiles(ArmName(Role.BASELINE, Mode.CUDA_GRAPH))
+
+
+# The crew
+
+
+class FakeZygote:
+    """Imports nothing and forks nobody."""
+
+    def __init__(self, *args: object, **fields: object) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class AskedWorker:
+    """Does whatever it is asked."""
+
+    def call(self, do: str, **fields: object) -> dict[str, Any]:
+        return {}
+
+
+class CrewOfOne(Crew):
+    """A crew whose workers are no processes."""
+
+    def worker(self, *, clean: bool) -> Any:
+        return AskedWorker()
+
+
+@pytest.fixture
+def crew(tiny_workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Crew:
+    monkeypatch.setenv("E2E_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(crew_module, "Zygote", FakeZygote)
+    loaded = load_workload(str(tiny_workload), [])
+    fields: dict[str, Any] = {"op": "rms_norm", "device": "cpu", "seed": 1, "policy": policy(), "scratch": tmp_path}
+    return CrewOfOne(workload=loaded, cell=cells_of(loaded.workload)[0], kernel=own_kernel(), **fields)
+
+
+def own_kernel() -> Kernel:
+    return kernel().model_copy(update={"sha256": "ab" * 32})
+
+
+def test_caches_are_cold_until_a_run_of_this_kernel_compiled_something(crew: Crew, tmp_path: Path) -> None:
+    other = tmp_path / "cache" / "compiled" / "clean" / "inductor"
+    other.mkdir(parents=True)
+    crew.start()
+    assert crew.starts_cold
+    (tmp_path / "cache" / "compiled" / ("ab" * 8) / "triton").mkdir(parents=True)
+    crew.start()
+    assert not crew.starts_cold
+
+
+def test_loading_the_kernel_is_timed_in_the_first_process_only(crew: Crew) -> None:
+    crew.built = Built(kernel=own_kernel(), builder="python", artifact="k.py", seconds=1.0, cached=False)
+    assert None is crew.bind_s
+    crew.candidate_worker([], stage=Stage.CHECK)
+    first = crew.bind_s
+    crew.candidate_worker([], stage=Stage.CHECK)
+    assert first is not None and first is crew.bind_s
