@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from e2e.rules import advice, correctness, engagement, speed
+from e2e.rules import advice, correctness, engagement, pins, speed
 from e2e.schema.evidence import Evidence
 from e2e.schema.policy import Policy
 from e2e.schema.verdict import Latency, Reason, Verdict
@@ -25,6 +25,7 @@ RULES: tuple[Callable[[Case], Iterator[Reason]], ...] = (
     engagement.has_faults,
     engagement.misses_sites,
     speed.no_headroom,
+    pins.policy_not_met,
     correctness.outputs_are_unverified,
     correctness.check_has_no_power,
     engagement.is_off_path,
