@@ -196,8 +196,8 @@ def _request(context: typer.Context) -> Request:
     asked, repeat = context.params, None
     if asked["repeat"] is not None or asked["workers"] is not None:
         asked, repeat = _repeated(context)
-    if asked["kernel"] is None or asked["workload"] is None:
-        missing = "option '--kernel'" if asked["kernel"] is None else "argument 'WORKLOAD'"
+    if not asked["kernel"] or asked["workload"] is None:
+        missing = "option '--kernel'" if not asked["kernel"] else "argument 'WORKLOAD'"
         raise UsageError(f"Missing {missing} (see `e2e validate --help`)")
     if len(asked["kernel"]) > 1:
         raise UsageError("several kernels together come with a later version; give one --kernel")

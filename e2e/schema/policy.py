@@ -127,13 +127,14 @@ class Policy(Record):
     numerics: Numerics = Numerics()
     budgets: Budgets = Budgets()
 
-    # One validator per field, so that a mistake is reported on its line. A field that is wrong itself is absent.
+    # One validator per field, so that a mistake is reported on its line: a field that is wrong itself is absent in
+    # `info.data`, and one left at its default has no line, so these messages name it.
 
     @field_validator("decides")
     @classmethod
     def _is_an_opponent(cls, value: str, info: ValidationInfo) -> str:
         if value not in info.data.get("opponents", [value]):
-            raise ValueError(f"must be one of `opponents`, and {value!r} is not")
+            raise ValueError(f"`decides` must be one of `opponents`, and {value!r} is not")
         return value
 
     @field_validator("required_modes")
@@ -155,5 +156,5 @@ class Policy(Record):
     @classmethod
     def _is_no_less_than_blocks(cls, value: int, info: ValidationInfo) -> int:
         if value < info.data.get("blocks", value):
-            raise ValueError(f"must be at least `blocks`, {info.data['blocks']}")
+            raise ValueError(f"`max_blocks` ({value}) is below `blocks` ({info.data['blocks']})")
         return value
