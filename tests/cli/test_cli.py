@@ -12,12 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
-from e2e import store
-from e2e.cli import app, run
+from e2e import pipeline, store
+from e2e.cli import _request, app, run
 from e2e.schema.result import METHOD
-from e2e.schema.words import Outcome
+from e2e.schema.words import Outcome, Stage
 from tests import results
 
 REPOSITORY = Path(__file__).parents[2]
@@ -292,6 +293,45 @@ def test_a_repeat_of_a_repeat_takes_it_from_the_first(
     store.Run(second).finish(store.load(second).model_copy(update={"command": typed}))
     assert run(["validate", "--repeat", str(second), "--workers", "12"]) == 2
     assert "no workload 'no-such-workload'" in capsys.readouterr().err
+
+
+@pytest.fixture
+def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A run of a kernel in `tmp_path`, as if it had gone on and left its question open."""
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setenv("E2E_CACHE_DIR", str(tmp_path / "cache"))
+    shutil.copy("tests/kernels/plain_norm.py", tmp_path)
+    arguments = ["validate", "tiny_llama_infer", "--kernel", str(tmp_path / "plain_norm.py"), "--until", "build"]
+    assert run([*arguments, "--op", "rms_norm", "--out", str(tmp_path / "out"), "--seed", "7", "--json"]) == 0
+    folder = tmp_path / "out" / json.loads(capsys.readouterr().out)["run_id"]
+    open_ = store.load(folder).model_copy(update={"outcome": Outcome.INCONCLUSIVE})
+    store.Run(folder).finish(open_)
+    return folder
+
+
+def test_a_repeat_asks_the_same_to_the_end_with_a_fresh_seed_in_its_own_size(built: Path) -> None:
+    first = store.load(built)
+    typed = ["--repeat", str(built), "--workers", "9", "--budget", "333"]
+    command = typer.main.get_command(app).commands["validate"]  # type: ignore[attr-defined]
+    request = _request(command.make_context("validate", typed, obj=("validate", *typed)))
+    loaded = pipeline.load(request)
+    assert (request.until, request.op, request.out) == (Stage.VERDICT, "rms_norm", built.parent)
+    assert (loaded.policy.looks, loaded.policy.level, loaded.policy.budgets.cell_s) == ([9], 0.95, 333)
+    assert loaded.kernel == first.kernels[0]
+    assert not loaded.origin.seed_chosen
+    assert loaded.seed != first.seed
+
+
+def test_a_repeat_of_a_kernel_that_was_changed_or_moved_is_refused(
+    built: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernel = built.parent.parent / "plain_norm.py"
+    kernel.write_text(kernel.read_text() + "\n# faster\n")
+    assert run(["validate", "--repeat", str(built), "--workers", "9"]) == 2
+    assert "plain_norm.py has changed since run" in capsys.readouterr().err
+    kernel.unlink()
+    assert run(["validate", "--repeat", str(built), "--workers", "9"]) == 2
+    assert "no such file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
