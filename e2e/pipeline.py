@@ -110,7 +110,7 @@ def load(request: Request) -> Loaded:
     else:
         device = find_device(request.device, kernel_device=kernel.manifest.device)
     seed = secrets.randbelow(SEED_SPACE) if request.seed is None else request.seed
-    return Loaded(request, workload, policy, kernel, device, seed, policy_overrides)
+    return Loaded(request, workload, policy, kernel, device, seed, policy_overrides=policy_overrides)
 
 
 def _visible() -> list[Device]:
