@@ -8,19 +8,19 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from e2e import feedback
 from e2e.invocation import Invocation
 from e2e.judge import judge
+from e2e.measure.devices import driver_version
 from e2e.request import Loaded, Request
 from e2e.schema.evidence import Evidence
 from e2e.schema.result import CellResult, ErrorRecord, Result, SetUp
 from e2e.schema.workload import Cell
+from e2e.surroundings import packages
 from e2e.sweep import sweep
 
-_PACKAGES = ("torch", "transformers", "triton", "apache-tvm-ffi", "numpy")
 _VARIABLES = (
     "HF_HUB_OFFLINE",
     "CUDA_VISIBLE_DEVICES",
@@ -77,17 +77,22 @@ def assemble(
         workload=loaded.workload.workload,
         policy=loaded.policy,
         overrides=loaded.workload.overrides,
+        policy_overrides=loaded.policy_overrides,
+        repeats=loaded.request.repeat.run.run_id if loaded.request.repeat else None,
         seed=loaded.seed,
         environment=environment(loaded, evidence),
         unseen=evidence.unseen if evidence else [],
         feedback=(
             feedback.feedback(
-                evidence,
-                verdict.model_copy(update={"outcome": told.outcome, "label": told.label, "reasons": told.reasons}),
+                chosen.evidence,
+                chosen.verdict.model_copy(
+                    update={"outcome": told.outcome, "label": told.label, "reasons": told.reasons}
+                ),
+                cell=chosen.cell,
                 policy=loaded.policy,
                 invocation=_invocation(loaded.request, run_id),
             )
-            if evidence and verdict and told
+            if chosen and told
             else None
         ),
         error=problem,
@@ -97,14 +102,14 @@ def assemble(
 
 def _invocation(request: Request, run_id: str) -> Invocation:
     """What the caller gave; a device found by e2e is found again."""
-    options = [word for item in request.overrides for word in ("--set", item)]
-    options += ["--op", request.op] if request.op else []
+    options = ["--op", request.op] if request.op else []
     options += ["--device", request.device] if request.device != "auto" else []
     return Invocation(
         workload=request.workload,
         kernels=request.kernels,
         run=str(request.out / run_id),
         policy=request.policy,
+        overrides=request.overrides,
         options=tuple(options),
     )
 
@@ -122,17 +127,11 @@ def environment(loaded: Loaded, evidence: Evidence | None) -> dict[str, Any]:
     return {
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "packages": {name: found for name in _PACKAGES if (found := _version(name)) is not None},
+        "packages": packages(),
         "device": device.name if device else loaded.device.name,
         "arch": loaded.device.arch,
+        "driver": driver_version() if loaded.device.arch else None,
         "threads": device.count_threads if device else None,
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
         "workload_sha256": loaded.workload.sha256,
     }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

@@ -9,15 +9,16 @@ import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from e2e.errors import E2EError, EnvironmentFault, UsageError
+from e2e.errors import E2EError, EnvironmentFault, StoredRunError, UsageError
 from e2e.schema.words import Stage
 
 if TYPE_CHECKING:
     from e2e.protocols import Progress
+    from e2e.request import Request
     from e2e.schema.result import Result
 
 DISTRIBUTION = "e2e-kernel-validation"
@@ -72,8 +73,12 @@ def _options(
 @app.command()
 def validate(
     context: typer.Context,
-    workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help="Workload file, or a shipped name.")],
-    kernel: Annotated[list[str], typer.Option(metavar="SPEC", help="The candidate: path or module:callable.")],
+    workload: Annotated[
+        str | None, typer.Argument(metavar="WORKLOAD", help="Workload file, or a shipped name.")
+    ] = None,
+    kernel: Annotated[
+        list[str] | None, typer.Option(metavar="SPEC", help="The candidate: path or module:callable.")
+    ] = None,
     until: Annotated[Stage, typer.Option(help="How far to go.")] = Stage.VERDICT,
     op: Annotated[str | None, typer.Option(metavar="NAME", help="Op to replace, if the kernel names none.")] = None,
     overrides: Annotated[
@@ -87,28 +92,18 @@ def validate(
     as_json: Annotated[bool, typer.Option("--json", help="Result on stdout, all else on stderr.")] = False,
     events: Annotated[str | None, typer.Option(metavar="FILE", help="Progress as JSON lines.")] = None,
     trace: Annotated[bool, typer.Option("--trace/--no-trace", help="Profile each arm once, untimed.")] = True,
+    repeat: Annotated[
+        str | None, typer.Option(metavar="RUN", help="A fresh run of an INCONCLUSIVE one; needs --workers.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", help="Worker processes of the repeat, planned beforehand.")
+    ] = None,
 ) -> int:
     """Does the kernel's win survive the workload?"""
-    if len(kernel) > 1:
-        raise UsageError("several kernels together come with a later version; give one --kernel")
+    request = _request(context)  # reads all the rest from the context, as `--repeat` lays two commands together
     from e2e.pipeline import validate as run_validation
     from e2e.progress import Several, events_to, for_people
-    from e2e.request import Request
 
-    request = Request(
-        workload=workload,
-        kernels=tuple(kernel),
-        until=until,
-        op=op,
-        overrides=tuple(overrides or ()),
-        policy=policy,
-        device=device,
-        budget_s=budget,
-        seed=seed,
-        out=out,
-        traces=trace,
-        command=("e2e", *context.obj),
-    )
     with contextlib.ExitStack() as stack:
         listeners: list[Progress] = [stack.enter_context(contextlib.closing(for_people(sys.stderr)))]
         if events is not None:
@@ -131,13 +126,14 @@ def gate(
     """Judge a stored run again; the exit code is the verdict's."""
     from e2e.gate import regate
     from e2e.store import load
+    from e2e.surroundings import surroundings
 
     other = None
     if policy is not None:
         from e2e.configuration import load_policy
 
         other = load_policy(policy)
-    gated = regate(load(run), other)
+    gated = regate(load(run), other, surroundings())
     _emit(gated.text)
     return gated.code
 
@@ -185,6 +181,75 @@ def list_(what: Annotated[Listed, typer.Argument(help="What to list.")]) -> int:
 
     _emit(aligned(rows(what)) or f"no {what} in this folder\n")
     return 0
+
+
+_WITH_REPEAT = {"repeat", "workers", "budget", "out", "as_json", "events", "trace"}
+"""What may be typed beside `--repeat`: anything else would make it another question."""
+
+
+def _request(context: typer.Context) -> Request:
+    """What was typed; for `--repeat` what was typed for that run, but for its size and where things go.
+
+    Raises:
+        UsageError: something is missing, or beside `--repeat` something is too much.
+    """
+    asked, repeat = context.params, None
+    if asked["repeat"] is not None or asked["workers"] is not None:
+        asked, repeat = _repeated(context)
+    if not asked["kernel"] or asked["workload"] is None:
+        missing = "option '--kernel'" if not asked["kernel"] else "argument 'WORKLOAD'"
+        raise UsageError(f"Missing {missing} (see `e2e validate --help`)")
+    if len(asked["kernel"]) > 1:
+        raise UsageError("several kernels together come with a later version; give one --kernel")
+    from e2e.request import Repeat, Request
+
+    return Request(
+        workload=asked["workload"],
+        kernels=tuple(asked["kernel"]),
+        until=asked["until"],
+        op=asked["op"],
+        overrides=tuple(asked["overrides"] or ()),
+        policy=asked["policy"],
+        device=asked["device"],
+        budget_s=asked["budget"],
+        seed=asked["seed"],
+        out=asked["out"],
+        traces=asked["trace"],
+        repeat=Repeat(repeat, asked["workers"]) if repeat else None,
+        command=("e2e", *context.obj),
+    )
+
+
+def _repeated(context: typer.Context) -> tuple[dict[str, Any], Result]:
+    """The options of a stored run under those that were typed now, and the run."""
+    from e2e.store import load
+
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    if not {"repeat", "workers"} <= given:
+        raise UsageError("--repeat RUN and --workers N go together: a run to repeat, and in what size")
+    if given - _WITH_REPEAT:
+        raise UsageError(
+            "--repeat takes workload, kernel, policy and options from the stored run; beside it only --workers, "
+            "--budget, --out, --json, --events and --no-trace may be given"
+        )
+    repeat = load(context.params["repeat"])
+    fresh = {"until": Stage.VERDICT, "budget": None, "seed": None}
+    return {**_typed_for(repeat), **fresh, **{name: context.params[name] for name in given}}, repeat
+
+
+def _typed_for(stored: Result) -> dict[str, Any]:
+    """The options that a run was started with; those of the first one for the repeat of a repeat."""
+    from e2e.store import load
+
+    command = typer.main.get_command(app).commands["validate"]  # type: ignore[attr-defined]
+    try:
+        if stored.command[:2] != ["e2e", "validate"]:
+            raise StoredRunError(f"run {stored.run_id} was not started by `e2e validate`")
+        asked = command.make_context("validate", stored.command[2:], obj=()).params
+    except (typer.TyperException, typer.Exit) as error:
+        raise StoredRunError(f"the command of run {stored.run_id} cannot be read: {error}") from error
+    return asked if asked["repeat"] is None else _typed_for(load(asked["repeat"]))
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -14,6 +14,7 @@ from e2e.schema.policy import Policy
 from e2e.schema.result import ClaimRecord, Feedback, SetUp, TimeUse
 from e2e.schema.verdict import Against, Verdict
 from e2e.schema.words import Outcome, ReasonCode, ReasonKind, kind_of
+from e2e.schema.workload import Cell
 from e2e.units import Ratio, Seconds
 from e2e.weighing import find_arm
 
@@ -25,7 +26,12 @@ _FAULTS: dict[ReasonCode, Literal["environment", "e2e"]] = {
     ReasonCode.RECOMPILED: "e2e",
 }
 """Blocking flags that are somebody's fault; a short budget or a wide interval is nobody's."""
-_NOT_BY_RETRYING = {ReasonCode.CHECK_NO_POWER, ReasonCode.BASELINE_UNFAIR, ReasonCode.NOT_ON_PATH}
+_NOT_BY_RETRYING = {
+    ReasonCode.CHECK_NO_POWER,
+    ReasonCode.BASELINE_UNFAIR,
+    ReasonCode.NOT_ON_PATH,
+    ReasonCode.POLICY_NOT_MET,
+}
 
 
 def set_up(evidence: Evidence, verdict: Verdict | None = None) -> SetUp:
@@ -117,7 +123,7 @@ def _isolated(measured: Isolated | None, against: str) -> Ratio | None:
     return other_s / measured.candidate_s if other_s else None
 
 
-def feedback(evidence: Evidence, verdict: Verdict, *, policy: Policy, invocation: Invocation) -> Feedback:
+def feedback(evidence: Evidence, verdict: Verdict, *, cell: Cell, policy: Policy, invocation: Invocation) -> Feedback:
     """What a kernel author or agent needs to act: whose fault, whether to retry, and what to type next."""
     headline = next((r.code for r in verdict.reasons if kind_of(r.code) is not ReasonKind.ADVICE), None)
     ceiling = verdict.latency.ceiling
@@ -126,7 +132,9 @@ def feedback(evidence: Evidence, verdict: Verdict, *, policy: Policy, invocation
         retryable=verdict.outcome is Outcome.INCONCLUSIVE and headline not in _NOT_BY_RETRYING,
         left_to_win=ceiling.upper_bound if ceiling else None,
         lost_to=list(dict.fromkeys(r.arm for r in verdict.latency.against if r.outcome is Outcome.REFUTED)),
-        next_actions=next_actions(evidence, verdict, headline=headline, policy=policy, invocation=invocation),
+        next_actions=next_actions(
+            evidence, verdict, headline=headline, cell=cell, policy=policy, invocation=invocation
+        ),
     )
 
 

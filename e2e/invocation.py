@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import shlex
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from e2e.schema.words import Stage
 from e2e.units import Seconds
@@ -20,6 +21,8 @@ class Invocation:
     """The run's folder, as the user can type it."""
     policy: str | None = None
     """`--policy`, if given."""
+    overrides: tuple[str, ...] = ()
+    """Every `--set`, as `key.path=value`."""
     options: tuple[str, ...] = ()
     """Every other option to repeat, such as `--device cuda:1`; without `--until`, `--budget` and `--out`."""
 
@@ -29,12 +32,26 @@ class Invocation:
         """The same run again, changed in what is given."""
         words = ["e2e", "validate", self.workload]
         words += [word for kernel in self.kernels for word in ("--kernel", kernel)]
+        words += [word for override in self.overrides for word in ("--set", override)]
         words += self.options
         chosen = policy or self.policy
         words += ["--policy", chosen] if chosen else []
         words += ["--until", until.value] if until else []
         words += ["--budget", str(math.ceil(budget_s))] if budget_s else []
         return shlex.join(words)
+
+    def repeat(self, workers: int) -> str:
+        """A fresh run of the same, with so many workers planned."""
+        return shlex.join(["e2e", "validate", "--repeat", self.run, "--workers", str(workers)])
+
+    def overriding(self, fields: Mapping[str, str]) -> Invocation:
+        """The same with other `--set` values of these fields."""
+        kept = [item for item in self.overrides if item.partition("=")[0].strip() not in fields]
+        return replace(self, overrides=(*kept, *(f"{field}={value}" for field, value in fields.items())))
+
+    def as_the_file_is(self) -> Invocation:
+        """The same without any `--set`."""
+        return replace(self, overrides=())
 
     def on_run(self, command: str) -> str:
         """`e2e COMMAND RUN`."""

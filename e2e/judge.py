@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from e2e.rules import advice, conditions, correctness, engagement, memory, speed
+from e2e.rules import advice, conditions, correctness, engagement, memory, pins, speed
 from e2e.schema.evidence import Evidence
 from e2e.schema.policy import Policy
 from e2e.schema.verdict import Latency, MemoryVerdict, Reason, Verdict
@@ -27,6 +27,7 @@ RULES: tuple[_Rule, ...] = (
     engagement.has_faults,
     engagement.misses_sites,
     speed.no_headroom,
+    pins.policy_not_met,
     correctness.outputs_are_unverified,
     correctness.check_has_no_power,
     engagement.is_off_path,

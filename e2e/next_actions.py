@@ -6,25 +6,26 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from e2e import stats, wording
+from e2e import sizing, wording
 from e2e.invocation import Invocation
 from e2e.schema.evidence import Evidence
 from e2e.schema.policy import Policy
 from e2e.schema.result import NextAction
 from e2e.schema.verdict import Against, Verdict
-from e2e.schema.words import Outcome, ReasonCode, ReasonKind, Stage, kind_of
-from e2e.units import Seconds
+from e2e.schema.words import Mode, ReasonCode, ReasonKind, Stage, kind_of
+from e2e.schema.workload import Cell
 
-OVERHEAD = 1.5
-"""Wall time of a worker over its timed segments. Source: issue 3, time to verdict at most 1.5."""
 SMALL_POLICY, FULL_POLICY, FULL_SECONDS = "demo", "standard", 900.0
 """The built-in policies, and the time the full one takes for a cell (DESIGN.md 3)."""
 _STAGE_SECONDS = {Stage.BUILD: 10.0, Stage.CHECK: 30.0, Stage.SCREEN: 90.0}
 """What each earlier stage promises. Source: DESIGN.md 3."""
+_MOST_LARGER = 8
+"""A larger shape is suggested at most so many times larger: beyond it the next limit is memory."""
 
 
 @dataclass(frozen=True)
 class _Case:
+    cell: Cell
     evidence: Evidence
     verdict: Verdict
     policy: Policy
@@ -35,17 +36,26 @@ class _Case:
         rows = self.verdict.latency.against
         return next((row for row in rows if row.opponent == self.policy.decides), None)
 
+    @property
+    def workers_to_decide(self) -> int | None:
+        return sizing.workers_to_decide(self.deciding, self.policy)
+
+    @property
+    def is_host_bound(self) -> bool:
+        return any(reason.code is ReasonCode.HOST_BOUND for reason in self.verdict.reasons)
+
 
 def next_actions(
     evidence: Evidence,
     verdict: Verdict,
     *,
     headline: ReasonCode | None,
+    cell: Cell,
     policy: Policy,
     invocation: Invocation,
 ) -> list[NextAction]:
     """Actions for the headline, most useful first; without one, the next stage."""
-    case = _Case(evidence, verdict, policy, invocation)
+    case = _Case(cell, evidence, verdict, policy, invocation)
     if headline is None:
         return [_next_stage(case)]
     by_code = _BY_CODE.get(headline) or _BY_KIND[kind_of(headline)]
@@ -158,7 +168,7 @@ def _full_verdict(case: _Case, code: ReasonCode) -> list[NextAction]:
 def _more_time(case: _Case, code: ReasonCode) -> list[NextAction]:
     """The run ended early: time for the workers that a look needs or that would decide, at this pace."""
     looks, done = case.policy.looks, case.evidence.workers_finished
-    workers = min(max(_workers_to_decide(case) or 0, looks[0]), looks[-1])
+    workers = min(max(case.workers_to_decide or 0, looks[0]), looks[-1])
     budget_s = case.policy.budgets.cell_s * (max(2.0, workers / done) if done else 2.0)
     budget_s = 60.0 * math.ceil(budget_s / 60)
     why = f"{workers} workers are needed, {done} finished: give the run {wording.span(budget_s)}"
@@ -170,15 +180,10 @@ def _resolve(case: _Case, code: ReasonCode) -> list[NextAction]:
     """The interval straddles the margin after the last look (or, at a screen, nothing decided yet)."""
     if case.evidence.stage_asked is not Stage.VERDICT:
         return _full_verdict_or_trace(case)
-    actions = []
-    if case.policy.name == SMALL_POLICY:
-        why = f"more workers and longer segments than this first look: up to {wording.span(FULL_SECONDS)}"
-        command = case.invocation.validate(policy=FULL_POLICY)
-        actions.append(NextAction(kind="full_policy", why=why, command=command, seconds=FULL_SECONDS))
-    actions.append(_larger_schedule(case))
-    if any(reason.code is ReasonCode.HOST_BOUND for reason in case.verdict.reasons):
+    actions = [*_full_policy(case), _repeat(case)]
+    if case.is_host_bound:
         why = "the device waits for the host, and the host's time varies: the trace shows where"
-        actions.append(_trace(case, why))
+        actions += [_larger_shape(case), _trace(case, why)]
     return actions
 
 
@@ -189,19 +194,51 @@ def _full_verdict_or_trace(case: _Case) -> list[NextAction]:
     return [verdict, _trace(case, "where the pilot's step spent its time")]
 
 
-def _larger_schedule(case: _Case) -> NextAction:
+def _full_policy(case: _Case) -> list[NextAction]:
+    """The full policy, where this one was a first look or left out the graphs that a waiting device needs."""
+    lacks_graphs = case.is_host_bound and Mode.CUDA_GRAPH not in case.policy.modes
+    if case.policy.name != SMALL_POLICY and not lacks_graphs:
+        return []
+    kind, why = "full_policy", "more workers and longer segments than this first look"
+    if lacks_graphs:
+        kind, why = "graph_arms", "the device waits for the host: arms in a CUDA graph spare the host's part"
+    command = case.invocation.validate(policy=FULL_POLICY)
+    why += f": up to {wording.span(FULL_SECONDS)}"
+    return [NextAction(kind=kind, why=why, command=command, seconds=FULL_SECONDS)]
+
+
+def _repeat(case: _Case) -> NextAction:
     """How many workers would decide, in minutes; a fresh run, because adding to this one would be peeking."""
-    workers, each = _workers_to_decide(case), _worker_seconds(case.evidence)
-    seconds = each * workers if workers and each else 2 * case.policy.budgets.cell_s
-    budget_s = 60.0 * math.ceil(max(seconds, case.policy.budgets.cell_s) / 60)
+    known = wording.ruled_out(case.deciding.speedup) if case.deciding else "nothing"
+    workers, seconds = case.workers_to_decide, case.policy.budgets.cell_s
     if workers is None:
-        why = "the gain lies too near the margin for any schedule: run it again on a quieter machine"
-        why += f" ({wording.span(budget_s)}), or accept that it is about the margin"
-    else:
-        why = f"about {workers} workers ({wording.span(budget_s)}) should decide: give a fresh run a policy"
-        why += f" whose `looks` end at {workers}; under this one, only a quieter machine helps"
-    command = case.invocation.validate(budget_s=budget_s)
-    return NextAction(kind="larger_schedule", why=why, command=command, seconds=budget_s)
+        why = f"ruled out: {known}; the gain lies too near the margin for any schedule: run it again on a quieter"
+        why += f" machine ({wording.span(seconds)}), or accept that it is about the margin"
+        return NextAction(kind="again", why=why, command=case.invocation.validate(), seconds=seconds)
+    seconds = sizing.repeat_seconds(case.evidence, case.policy, workers=workers)
+    why = f"ruled out: {known}; about {workers} workers (up to {wording.span(seconds)}) should decide, in a fresh run"
+    why += " that stands for itself"
+    return NextAction(kind="repeat", why=why, command=case.invocation.repeat(workers), seconds=seconds)
+
+
+def _larger_shape(case: _Case) -> NextAction:
+    """A batch that would keep the device busy, if its time grows with the batch and the host's does not."""
+    device = case.evidence.device
+    busy = (device.busy_ratio if device else None) or 0.5
+    batch = case.cell.batch * min(_MOST_LARGER, math.ceil(1 / busy))
+    other = case.invocation.overriding({"cells.batch": f"[{batch}]", "cells.sequence": f"[{case.cell.sequence}]"})
+    seconds = case.policy.budgets.cell_s
+    why = f"a batch of {batch} gives the device more to do, and is another question: up to {wording.span(seconds)}"
+    return NextAction(kind="other_shape", why=why, command=other.validate(), seconds=seconds)
+
+
+def _meet_policy(case: _Case, code: ReasonCode) -> list[NextAction]:
+    """The same command asks for a fresh seed and the whole verdict by itself; what else is pinned is in the why."""
+    missed = next(reason.message for reason in case.verdict.reasons if reason.code is code)
+    invocation = case.invocation.as_the_file_is() if case.policy.pins.no_overrides else case.invocation
+    seconds = case.policy.budgets.cell_s
+    why = f"run what the policy pins ({missed}): up to {wording.span(seconds)}"
+    return [NextAction(kind="meet_policy", why=why, command=invocation.validate(), seconds=seconds)]
 
 
 def _again(case: _Case, code: ReasonCode) -> list[NextAction]:
@@ -247,6 +284,7 @@ _BY_CODE: dict[ReasonCode, Callable[[_Case, ReasonCode], list[NextAction]]] = {
     ReasonCode.BUILD_FAILED: _fix_build,
     ReasonCode.NO_BACKWARD: _fix_backward,
     ReasonCode.NOT_ON_PATH: _off_path,
+    ReasonCode.POLICY_NOT_MET: _meet_policy,
     ReasonCode.TOO_FEW_WORKERS: _more_time,
     ReasonCode.BUDGET_EXHAUSTED: _more_time,
     ReasonCode.GAIN_CONFIRMED: _keep,
@@ -266,25 +304,3 @@ _BY_KIND: dict[ReasonKind, Callable[[_Case, ReasonCode], list[NextAction]]] = {
     ReasonKind.NO_HEADROOM: _other_op,
     ReasonKind.BLOCKING: _again,
 }
-
-
-def _workers_to_decide(case: _Case) -> int | None:
-    """Workers whose interval would no longer hold what is open, if the point estimate stays; None if too
-    many.
-    """
-    row = case.deciding
-    if row is None or (row.speedup.look or 0) < 2:
-        return None
-    speedup = row.speedup
-    half = math.log(speedup.upper_bound / speedup.lower_bound) / 2
-    # Where a gain is refuted, what a sweep still asks of the cell is whether it loses.
-    bound = -case.policy.margin if row.outcome is Outcome.REFUTED else case.policy.margin
-    distance = abs(math.log(speedup.point_estimate) - math.log1p(bound))
-    return stats.workers_for(distance, half_width=half, workers=speedup.look or 0, level=speedup.confidence_level)
-
-
-def _worker_seconds(evidence: Evidence) -> Seconds | None:
-    """Wall time of one more worker, from the timed seconds of those that ran."""
-    timed = [segment for segment in evidence.segments if segment.phase == "verdict"]
-    workers = {segment.worker for segment in timed}
-    return OVERHEAD * math.fsum(s.seconds for s in timed) / len(workers) if workers else None

@@ -12,20 +12,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from e2e import assembly, registry, store
+from e2e import assembly, attempts, registry, store
 from e2e.arm_names import ADOPTED, is_adopted
 from e2e.cache import cache_folder
-from e2e.configuration import LoadedWorkload, load_policy, load_workload
+from e2e.configuration import LoadedWorkload, load_workload
 from e2e.crew import CandidateFault, Crew, Deadline
 from e2e.errors import CandidateError, E2EError, UsageError
 from e2e.judge import judge
 from e2e.measure.devices import Device, find_device, reserved
 from e2e.measure.machine import Watch
 from e2e.measure.schedule import SeedSource
-from e2e.preflight import check_fit, check_model
+from e2e.preflight import check_fit, check_model, check_repeat
 from e2e.protocols import BuildTarget, Built, Progress
 from e2e.reading import read_kernel
-from e2e.request import Loaded, Request
+from e2e.request import Loaded, Request, policy_of
+from e2e.rules.pins import pins_missed
 from e2e.schema.evidence import BuildRecord, Evidence, Fault, Where
 from e2e.schema.kernel import Kernel
 from e2e.schema.policy import Policy
@@ -76,7 +77,7 @@ def validate(request: Request, progress: Progress) -> Result:
     )
     for index, (_, evidence) in enumerate(courses):
         run.write_samples(evidence.segments, cell=index)
-    stored = run.finish(result)
+    stored = run.finish(result.model_copy(update={"attempts": attempts.enter(result, request.out)}))
     run.write_text("report.md", registry.load("reports", "md").render(stored))
     return stored
 
@@ -94,10 +95,6 @@ class Interrupted(E2EError):
 def load(request: Request) -> Loaded:
     """Read and cross-check everything before the device is touched."""
     workload = load_workload(request.workload, request.overrides)
-    policy = load_policy(request.policy, workload=workload)
-    if request.budget_s is not None:
-        budgets = policy.budgets.model_copy(update={"cell_s": request.budget_s})
-        policy = policy.model_copy(update={"budgets": budgets})
     if len(request.kernels) != 1:
         raise UsageError("give exactly one --kernel; several together come with a later version")
     kernel = read_kernel(request.kernels[0], op=request.op)
@@ -105,6 +102,9 @@ def load(request: Request) -> Loaded:
     if task not in registry.names("tasks"):
         registry.load("tasks", task)
     check_fit(workload, kernel)
+    if request.repeat is not None:
+        check_repeat(request.repeat, workload, kernel)
+    policy, policy_overrides = policy_of(request, workload)
     check_model(workload)
     if workload.workload.step == "train" and request.until.rank > Stage.CHECK.rank:
         raise UsageError("a training workload is checked, not yet timed: add --until check")
@@ -114,7 +114,7 @@ def load(request: Request) -> Loaded:
         device = find_device(request.device, kernel_device=kernel.manifest.device)
     seed = secrets.randbelow(SEED_SPACE) if request.seed is None else request.seed
     adopted = tuple(_adopted(policy, workload, kernel))
-    return Loaded(request, workload, policy, kernel, device, seed, adopted)
+    return Loaded(request, workload, policy, kernel, device, seed, adopted, policy_overrides)
 
 
 def _adopted(policy: Policy, workload: LoadedWorkload, kernel: Kernel) -> Iterator[Kernel]:
@@ -164,6 +164,8 @@ def collect(loaded: Loaded, cell: Cell, run: store.Run, progress: Progress) -> E
     """Every stage in order, until one ends the run or the asked one is reached."""
     scratch = Path(tempfile.mkdtemp(prefix="e2e-"))
     course = _course(loaded, cell, run, progress, scratch)
+    for missed in pins_missed(course.evidence, course.policy.pins):
+        progress.note(f"this run cannot count under policy {course.policy.name}: {missed}")
     try:
         if loaded.request.until is not Stage.BUILD:
             course.crew.start()  # before the compiler, whose time the imports then share
@@ -246,7 +248,7 @@ def _course(
         progress=progress,
         deadline=Deadline(budget),
         folder=run.folder,
-        evidence=Evidence(stage_asked=loaded.request.until, stage_finished=None),
+        evidence=Evidence(origin=loaded.origin, stage_asked=loaded.request.until, stage_finished=None),
         traces=loaded.request.traces and loaded.policy.traces,
         rng=random.Random(loaded.seed),
         seeds=SeedSource((loaded.seed + 1) * SEED_SPACE),

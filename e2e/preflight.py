@@ -9,7 +9,10 @@ from urllib.parse import urlsplit
 
 from e2e.configuration import LoadedWorkload
 from e2e.errors import EnvironmentFault, UsageError
+from e2e.request import Repeat
 from e2e.schema.kernel import Kernel
+from e2e.schema.policy import FEWEST_WORKERS
+from e2e.schema.words import Outcome
 
 REACH_S = 3.0
 """A hub that does not accept a connection in this time counts as unreachable."""
@@ -27,6 +30,26 @@ def check_fit(workload: LoadedWorkload, kernel: Kernel) -> None:
             f"{kernel.spec} declares dtypes {', '.join(kernel.manifest.dtypes)}, but {workload.path.name} runs in "
             f"{dtype}; try --set model.dtype={kernel.manifest.dtypes[0]}"
         )
+
+
+def check_repeat(repeat: Repeat, workload: LoadedWorkload, kernel: Kernel) -> None:
+    """A repeat answers the question that the first run left open, so it must be the same question.
+
+    Raises:
+        UsageError: the run was decided, or workload or kernel are not what they were.
+    """
+    run = repeat.run
+    if run.outcome is not Outcome.INCONCLUSIVE or not run.cells:
+        ended = run.outcome.upper() if run.outcome else "without a verdict"
+        raise UsageError(f"run {run.run_id} ended {ended}; --repeat is for INCONCLUSIVE runs: validate afresh instead")
+    if repeat.workers < FEWEST_WORKERS:
+        raise UsageError(f"--workers {repeat.workers}: a verdict needs at least {FEWEST_WORKERS}")
+    stored = [(f"workload {workload.path.name}", run.environment.get("workload_sha256"), workload.sha256)]
+    stored += [(f"kernel {kernel.spec}", before.sha256, kernel.sha256) for before in run.kernels]
+    for what, before, now in stored:
+        if before != now:
+            hashes = f"sha256 {str(before)[:12]} then, {now[:12]} now"
+            raise UsageError(f"{what} has changed since run {run.run_id} ({hashes}): validate it afresh instead")
 
 
 def check_model(workload: LoadedWorkload) -> None:

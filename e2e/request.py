@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from e2e.configuration import LoadedWorkload
+from e2e import sizing
+from e2e.configuration import DEFAULT_POLICY, LoadedWorkload, load_policy
+from e2e.errors import UsageError
 from e2e.measure.devices import Device
+from e2e.schema.evidence import Origin
 from e2e.schema.kernel import Kernel
 from e2e.schema.policy import Policy
+from e2e.schema.result import Result
 from e2e.schema.words import Stage
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """A stored run to be made once more, in a size fixed beforehand."""
+
+    run: Result
+    workers: int
 
 
 @dataclass(frozen=True)
@@ -27,6 +40,7 @@ class Request:
     seed: int | None = None
     out: Path = Path("results")
     traces: bool = True
+    repeat: Repeat | None = None
     command: tuple[str, ...] = ()
 
 
@@ -42,3 +56,51 @@ class Loaded:
     seed: int
     adopted: tuple[Kernel, ...] = ()
     """Kernels that the policy names as opponents."""
+    policy_overrides: dict[str, Any] = field(default_factory=dict)
+    """As in `Result`."""
+
+    @property
+    def origin(self) -> Origin:
+        """What a policy may pin."""
+        return Origin(
+            workload_sha256=self.workload.sha256,
+            weights=self.workload.workload.model.weights,
+            seed_chosen=self.request.seed is not None,
+            overrides=list(self.workload.overrides),
+        )
+
+
+def policy_of(request: Request, workload: LoadedWorkload) -> tuple[Policy, dict[str, Any]]:
+    """The policy to run under, and what it would say by itself where the command line says otherwise.
+
+    A repeat has the stored run's, with one look at the number of workers asked for.
+
+    Raises:
+        UsageError: no such policy, fields that do not fit, or a run that stored none.
+    """
+    if request.repeat is not None:
+        policy, own = _presized(request.repeat)
+    else:
+        policy = load_policy(request.policy, workload=workload)
+        usual = workload.workload.policy or DEFAULT_POLICY
+        own = {**_changeable(policy), **({} if request.policy in (None, usual) else {"name": usual})}
+    if request.budget_s is not None:
+        budgets = policy.budgets.model_copy(update={"cell_s": request.budget_s})
+        policy = policy.model_copy(update={"budgets": budgets})
+    now = _changeable(policy)
+    return policy, {name: value for name, value in own.items() if now.get(name) != value}
+
+
+def _presized(repeat: Repeat) -> tuple[Policy, dict[str, Any]]:
+    """The stored run's policy in the new size, and what that policy's file says."""
+    stored = repeat.run.policy
+    if stored is None:
+        raise UsageError(f"run {repeat.run.run_id} stored no policy, so it cannot be repeated")
+    sizes = [sizing.repeat_seconds(cell.evidence, stored, workers=repeat.workers) for cell in repeat.run.cells]
+    policy = sizing.presized(stored, workers=repeat.workers, budget_s=max(sizes))
+    return policy, {**_changeable(stored), **repeat.run.policy_overrides}
+
+
+def _changeable(policy: Policy) -> dict[str, Any]:
+    """What the command line can change of a policy."""
+    return {"looks": policy.looks, "level": policy.level, "budgets.cell_s": policy.budgets.cell_s}

@@ -30,6 +30,8 @@ COLUMNS = (
     *("cell", "phase", "worker", "block", "position", "arm", "steps", "seconds", "seed"),
     *("clock_hz", "throttled", "device_s"),
 )
+_FIRST_COLUMNS = COLUMNS[:9]
+"""Method 1 had these; what its runs did not see stays None."""
 MAX_RESULT_BYTES = 64 * 2**20
 MAX_SAMPLES_BYTES = 256 * 2**20
 """Both far beyond what a run writes; a stored run comes from elsewhere and must not exhaust memory."""
@@ -218,10 +220,11 @@ def _parse_samples(content: bytes, num_cells: int, file: Path) -> list[list[Segm
     cells: list[list[Segment]] = [[] for _ in range(num_cells)]
     rows = csv.reader(io.StringIO(content.decode("utf-8", "replace"), newline=""), strict=True)
     try:
-        if tuple(next(rows, ())) != COLUMNS:
+        columns = tuple(next(rows, ()))
+        if columns not in (COLUMNS, _FIRST_COLUMNS):
             raise ValueError(f"the columns must be {','.join(COLUMNS)}")
         for row in rows:
-            cell, segment = _segment(row)
+            cell, segment = _segment(columns, row)
             if not 0 <= cell < num_cells:
                 raise ValueError(f"the result has no cell {cell}")
             cells[cell].append(segment)
@@ -230,8 +233,8 @@ def _parse_samples(content: bytes, num_cells: int, file: Path) -> list[list[Segm
     return cells
 
 
-def _segment(row: Sequence[str]) -> tuple[int, Segment]:
-    values = {name: _READERS.get(name, int)(text) for name, text in zip(COLUMNS, row, strict=True)}
+def _segment(columns: Sequence[str], row: Sequence[str]) -> tuple[int, Segment]:
+    values = {name: _READERS.get(name, int)(text) for name, text in zip(columns, row, strict=True)}
     return values.pop("cell"), Segment.model_validate(values, strict=True)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Literal
 
 from e2e import wording
-from e2e.schema.result import CellResult, Result
+from e2e.schema.result import Attempts, CellResult, Result
 from e2e.schema.verdict import Reason
 from e2e.schema.words import Outcome, ReasonCode, Stage
 from e2e.story_facts import package
@@ -31,6 +32,13 @@ _CLAIMS = {"any": "one or more", "all": "each"}
 _REASONS_SHOWN = 8
 _SAID_ELSEWHERE = (ReasonCode.RANDOM_WEIGHTS, ReasonCode.CANNOT_SEE)
 """One is a mark, the other a fact; both are on the first screen anyway."""
+_POLICY_WORDS = {
+    "name": ("policy", ""),
+    "looks": ("looks", ""),
+    "level": ("confidence level", ""),
+    "budgets.cell_s": ("budget", " s"),
+}
+"""Label and unit of every policy field that the command line can change."""
 _PACKAGES = ("torch", "transformers", "triton", "apache-tvm-ffi")
 
 
@@ -133,11 +141,40 @@ def _marks(result: Result) -> tuple[str, ...]:
     if result.overrides:
         pairs = ", ".join(f"{key}={value}" for key, value in result.overrides.items())
         marks.append(clean(f"Overrides of the workload file: {pairs}"))
+    chosen = _chosen(result)
+    if chosen:
+        marks.append(clean(f"Chosen on the command line: {', '.join(chosen)}"))
+    if result.repeats is not None:
+        marks.append(clean(f"Repeats {result.repeats} in a size planned beforehand; the two are never merged."))
+    if result.attempts is not None and result.attempts.number > 1:
+        marks.append(_attempt(result, result.attempts))
     if result.outcome is not None and result.stage is not None and result.stage is not Stage.VERDICT:
         marks.append(f"Ended after the stage `{result.stage}`: what follows it was not measured.")
     if result.outcome is not None and result.stage is None:
         marks.append("Ended before the first stage was finished.")
     return tuple(marks)
+
+
+def _chosen(result: Result) -> list[str]:
+    """What the command line changed of the policy, beside what the policy itself says; and the seed."""
+    found = []
+    for name, value in result.policy_overrides.items() if result.policy else ():
+        if name in _POLICY_WORDS:
+            label, unit = _POLICY_WORDS[name]
+            now = functools.reduce(getattr, name.split("."), result.policy)
+            found.append(f"{label} {_plain(now)}{unit} instead of {_plain(value)}{unit}")
+    origins = [cell.evidence.origin for cell in result.cells if cell.evidence.origin is not None]
+    return [*found, f"seed {result.seed}"] if any(origin.seed_chosen for origin in origins) else found
+
+
+def _plain(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _attempt(result: Result, attempts: Attempts) -> str:
+    op = result.kernels[0].manifest.op if result.kernels else "this op"
+    where = result.workload.name if result.workload else "this workload"
+    return clean(f"Attempt {attempts.number} of {op} on {where}; of these {attempts.confirmed} CONFIRMED.")
 
 
 def _reasons(result: Result) -> tuple[str, ...]:

@@ -71,6 +71,14 @@ def estimate(value: Estimate | None) -> str:
     return f"{point}x +- {half_width} ({lower} to {upper})"
 
 
+def ruled_out(speedup: Estimate) -> str:
+    """`no gain above 5.8 %, no loss above 3.1 %`: what even a wide interval says."""
+    low, high = speedup.lower_bound, speedup.upper_bound
+    gain = f"no gain above {percent(high - 1)}" if high > 1 else "no gain"
+    loss = f"no loss above {percent(1 - low)}" if low < 1 else "no loss"
+    return f"{gain}, {loss}"
+
+
 def percent(value: Ratio | None, *, digits: int = 3) -> str:
     """`1 %`."""
     return ABSENT if value is None else f"{value * 100:.{digits}g} %"

@@ -353,6 +353,7 @@ def result(cells: list[CellResult] | None = None, **changes: Any) -> Result:
             "python": "3.11.7",
             "packages": {"torch": "2.11.0", "transformers": "5.24.0", "apache-tvm-ffi": "0.1.15"},
             "device": "NVIDIA H200",
+            "arch": "90",
         },
         unseen=["power draw"],
         feedback=Feedback(

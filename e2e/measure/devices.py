@@ -25,6 +25,8 @@ class Device:
     arch: str | None = None
     """Compute capability without the dot, such as `90`."""
     uuid: str | None = None
+    model: str | None = None
+    """Such as `NVIDIA H200`, in torch's words too."""
 
 
 def find_device(asked: str, *, kernel_device: str | None) -> Device:
@@ -72,7 +74,18 @@ def _describe(driver: ctypes.CDLL, index: int) -> Device:
     driver.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, handle)
     uuid = (ctypes.c_ubyte * 16)()
     driver.cuDeviceGetUuid(ctypes.byref(uuid), handle)
-    return Device(f"cuda:{index}", f"{major.value}{minor.value}", bytes(uuid).hex())
+    model = ctypes.create_string_buffer(256)
+    driver.cuDeviceGetName(model, len(model), handle)
+    name = model.value.decode("utf-8", "replace") or None
+    return Device(f"cuda:{index}", f"{major.value}{minor.value}", bytes(uuid).hex(), name)
+
+
+def driver_version() -> str | None:
+    """Version of the loaded NVIDIA kernel module, such as `580.65.06`; None where it cannot be seen."""
+    try:
+        return Path("/sys/module/nvidia/version").read_text(encoding="ascii").strip() or None
+    except (OSError, ValueError):
+        return None
 
 
 @contextlib.contextmanager

@@ -69,10 +69,10 @@ def has_too_few_workers(case: Case) -> Iterator[Reason]:
 
 
 def baseline_is_unfair(case: Case) -> Iterator[Reason]:
-    """Eager as shipped, or the opponent that decides, could not be measured; or a baseline mode was thrown out.
+    """Eager as shipped, the opponent that decides or a required mode was not measured; or a mode was thrown out.
 
-    A mode that cannot run is no opponent. One that ran and was thrown out might have been the strongest: where
-    the candidate profits from that mode, nothing is decided.
+    A mode that cannot run is no opponent, unless the policy requires it. One that ran and was thrown out might
+    have been the strongest: where the candidate profits from that mode, nothing is decided.
     """
     opponent = opponent_arm(case.evidence, case.policy.decides)
     arms = [find_arm(case.evidence, name) for name in (AS_SHIPPED, opponent)]
@@ -82,6 +82,9 @@ def baseline_is_unfair(case: Case) -> Iterator[Reason]:
         voids = [arm for arm in case.evidence.arms if arm.role is Role.BASELINE and arm.status == "void"]
         bad = next((arm for arm in voids if chosen is not None and arm.mode is chosen.mode), None)
     slowed = _slowed(case)
+    lacking = _required_but_not_measured(case)
+    if lacking is not None:
+        yield Reason(code=ReasonCode.BASELINE_UNFAIR, message=lacking)
     if slowed is not None:
         yield Reason(code=ReasonCode.BASELINE_UNFAIR, message=slowed)
     if bad is not None:
@@ -90,6 +93,21 @@ def baseline_is_unfair(case: Case) -> Iterator[Reason]:
     elif case.is_at_verdict and opponent is None:
         message = f"no arm stands for the opponent {case.policy.decides}"
         yield Reason(code=ReasonCode.BASELINE_UNFAIR, message=message)
+
+
+def _required_but_not_measured(case: Case) -> str | None:
+    """Baseline modes that the policy asks for and that have no time; judged once arms were timed at all."""
+    if not case.is_timed:
+        return None
+    arms = [arm for arm in case.evidence.arms if arm.role is Role.BASELINE]
+    measured = {arm.mode for arm in arms if arm.status == "ok" and arm.step_s is not None}
+    lacking = []
+    for mode in case.policy.required_modes:
+        if mode not in measured:
+            tried = next((arm for arm in arms if arm.mode is mode), None)
+            why = f"{tried.status}: {tried.reason or 'no reason was recorded'}" if tried else "not tried"
+            lacking.append(f"{mode} ({why})")
+    return f"the policy requires a baseline in {some(lacking)}" if lacking else None
 
 
 SLOWED = 1.10
@@ -147,7 +165,6 @@ def decided_by_interval(case: Case) -> Iterator[Reason]:
     row = case.deciding
     if row is None or not case.is_at_verdict or not is_look(row.speedup, case.policy):
         return
-    low, high = row.speedup.lower_bound, row.speedup.upper_bound
     reading = f"{wording.estimate(row.speedup)} against {wording.arm(row.arm)}"
     margin = wording.percent(case.policy.margin)
     if row.outcome is Outcome.CONFIRMED and case.sham is not None:
@@ -156,9 +173,7 @@ def decided_by_interval(case: Case) -> Iterator[Reason]:
     elif row.outcome is Outcome.REFUTED:
         yield _refuted(case, row, reading)
     else:
-        gain = f"no gain above {wording.percent(high - 1)}" if high > 1 else "no gain"
-        loss = f"no loss above {wording.percent(1 - low)}" if low < 1 else "no loss"
-        message = f"{reading}: {gain}, {loss}; the margin is {margin}"
+        message = f"{reading}: {wording.ruled_out(row.speedup)}; the margin is {margin}"
         yield Reason(code=ReasonCode.INTERVAL_STRADDLES, message=message)
 
 

@@ -332,6 +332,18 @@ class DeviceFacts(Record):
     """Device-busy share of the best baseline's step, from its trace; None where it cannot be seen."""
 
 
+class Origin(Record):
+    """What was asked to run, as far as a policy can pin it."""
+
+    workload_sha256: str
+    """Of the workload file, before overrides."""
+    weights: Literal["pretrained", "random"]
+    seed_chosen: bool
+    """Whether the caller chose the seed."""
+    overrides: list[str] = []
+    """Dotted fields that `--set` laid over the workload."""
+
+
 class Telemetry(Record):
     """The machine during timing; None where it cannot be seen."""
 
@@ -353,6 +365,8 @@ class Telemetry(Record):
 class Evidence(Record):
     """Everything observed for one cell. Parts that were not reached are None or empty."""
 
+    origin: Origin | None = None
+    """None in runs that did not record it."""
     stage_asked: Stage
     stage_finished: Stage | None
     """Last stage whose work was completed; None when even the build was not."""

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from e2e.schema.record import Record
 from e2e.schema.words import Mode, Stage
 
-Opponent = Annotated[str, Field(pattern=r"^(best_pytorch|as_shipped|kernel:.+)$")]
+
+def _known_opponent(value: str) -> str:
+    if value in ("best_pytorch", "as_shipped") or value.removeprefix("kernel:") not in ("", value):
+        return value
+    raise ValueError(f"must be 'best_pytorch', 'as_shipped' or 'kernel:SPEC', not {value!r}")
+
+
+Opponent = Annotated[str, AfterValidator(_known_opponent)]
 """`best_pytorch`, `as_shipped`, or `kernel:SPEC` for a kernel that was adopted already."""
+FEWEST_WORKERS = 5
+"""Worker processes that any verdict needs. Source: METHOD.md B7 (TOO_FEW)."""
 
 
 class Numerics(Record):
@@ -56,7 +65,7 @@ class Memory(Record):
 class Pins(Record):
     """What a run must be for its verdict to count under this policy; None asks for nothing."""
 
-    workload_sha256: str | None = None
+    workload_sha256: str | None = Field(None, pattern="^[0-9a-f]{64}$")
     """Hash of the workload file, as `result.json` has it under `environment`."""
     weights: Literal["pretrained", "random"] | None = None
     stage: Stage | None = None
@@ -75,7 +84,7 @@ class Policy(Record):
     """Smallest gain worth adopting: CONFIRMED needs a speed-up above 1 + margin."""
     objective: Literal["latency", "memory"] = "latency"
     opponents: list[Opponent] = ["best_pytorch", "as_shipped"]
-    decides: Opponent = "best_pytorch"
+    decides: Opponent = Field("best_pytorch", validate_default=True)
     modes: list[Mode] = Field(list(Mode), min_length=1)
     """Modes of baseline and candidate arms; one that cannot run here is shown with its reason."""
     required_modes: list[Mode] = Field(default=[])
@@ -96,7 +105,7 @@ class Policy(Record):
     """Seconds of warm-up per arm, at least."""
     warm_most_s: float = Field(20.0, gt=0)
     """Seconds of warm-up per arm after which it is given up as not steady."""
-    max_blocks: int = Field(60, ge=4)
+    max_blocks: int = Field(60, ge=4, validate_default=True)
     """Mirrored blocks per worker, at most: noisy cells get more, as far as the budget allows."""
     segment_s: float = Field(0.25, gt=0)
     """Target length of one timed segment."""
@@ -118,12 +127,34 @@ class Policy(Record):
     numerics: Numerics = Numerics()
     budgets: Budgets = Budgets()
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Policy:
-        if self.decides not in self.opponents:
-            raise ValueError("`decides` must be one of `opponents`")
-        if self.looks != sorted(set(self.looks)) or self.looks[0] < 5:
-            raise ValueError("`looks` must rise, and a verdict needs at least 5 worker processes")
-        if self.max_blocks < self.blocks:
-            raise ValueError("`max_blocks` is below `blocks`")
-        return self
+    # One validator per field, so that a mistake is reported on its line: a field that is wrong itself is absent in
+    # `info.data`, and one left at its default has no line, so these messages name it.
+
+    @field_validator("decides")
+    @classmethod
+    def _is_an_opponent(cls, value: str, info: ValidationInfo) -> str:
+        if value not in info.data.get("opponents", [value]):
+            raise ValueError(f"`decides` must be one of `opponents`, and {value!r} is not")
+        return value
+
+    @field_validator("required_modes")
+    @classmethod
+    def _are_modes(cls, value: list[Mode], info: ValidationInfo) -> list[Mode]:
+        left = [mode for mode in value if mode not in info.data.get("modes", value)]
+        if left:
+            raise ValueError(f"must be among `modes`, and {', '.join(left)} is not")
+        return value
+
+    @field_validator("looks")
+    @classmethod
+    def _rise(cls, value: list[int]) -> list[int]:
+        if value != sorted(set(value)) or value[0] < FEWEST_WORKERS:
+            raise ValueError(f"must rise, and a verdict needs at least {FEWEST_WORKERS} worker processes")
+        return value
+
+    @field_validator("max_blocks")
+    @classmethod
+    def _is_no_less_than_blocks(cls, value: int, info: ValidationInfo) -> int:
+        if value < info.data.get("blocks", value):
+            raise ValueError(f"`max_blocks` ({value}) is below `blocks` ({info.data['blocks']})")
+        return value

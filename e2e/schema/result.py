@@ -19,8 +19,10 @@ from e2e.units import Ratio, Seconds
 
 Standing = Literal["wins", "loses", "neither", "unknown"]
 SCHEMA = "e2e.result/1"
-METHOD = "1"
-"""Version of measuring and deciding; a verdict of another version is stale."""
+METHOD = "2"
+"""Version of measuring and deciding; evidence of another version is stale."""
+OLDER_METHODS = ("1",)
+"""Versions whose runs can still be read."""
 
 
 class SetUp(Record):
@@ -63,6 +65,15 @@ class ErrorRecord(Record):
 
     code: int
     message: str
+
+
+class Attempts(Record):
+    """Finished runs of one op on one workload, in one folder of results: of 200 kernels one is lucky."""
+
+    number: int
+    """This run's, from 1."""
+    confirmed: int
+    """CONFIRMED ones up to and with this one."""
 
 
 class NextAction(Record):
@@ -149,6 +160,13 @@ class Result(Record):
     workload: Workload | None
     policy: Policy | None
     overrides: dict[str, Any]
+    policy_overrides: dict[str, Any] = {}
+    """What `policy` would say by itself, by dotted field, where the command line says otherwise; `name` where
+    `--policy` chose another than the workload's own."""
+    attempts: Attempts | None = None
+    """None when they could not be counted, or the run ended early."""
+    repeats: str | None = None
+    """Id of the INCONCLUSIVE run that this one repeats; the two are never merged."""
     method: str = METHOD
     seed: int
     environment: dict[str, Any]

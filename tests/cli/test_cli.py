@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -7,13 +8,17 @@ import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
-from e2e import store
-from e2e.cli import app, run
+from e2e import pipeline, store
+from e2e.cli import _request, app, run
+from e2e.schema.result import METHOD
+from e2e.schema.words import Outcome, Stage
 from tests import results
 
 REPOSITORY = Path(__file__).parents[2]
@@ -22,8 +27,10 @@ COMMANDS = ["validate", "gate", "report", "trace", "doctor", "list"]
 
 @pytest.fixture
 def stored(tmp_path: Path) -> Path:
+    """The golden run, without its environment: `gate` would compare that with the machine of the tests."""
     folder = tmp_path / "results" / "golden"
-    shutil.copytree(results.GOLDEN, folder)
+    folder.mkdir(parents=True)
+    store.Run(folder).finish(store.load(results.GOLDEN).model_copy(update={"environment": {}}))
     return folder
 
 
@@ -54,7 +61,7 @@ def test_only_the_flags_of_this_version_exist() -> None:
     shown = CliRunner().invoke(app, ["validate", "--help"], env={"COLUMNS": "200"}).stdout
     flags = {
         "--budget", "--device", "--events", "--help", "--json", "--kernel", "--no-trace", "--op", "--out",
-        "--policy", "--seed", "--set", "--trace", "--until",
+        "--policy", "--repeat", "--seed", "--set", "--trace", "--until", "--workers",
     }  # fmt: skip
     assert flags == set(re.findall(r"--[a-z-]+", shown))
 
@@ -127,6 +134,64 @@ def test_an_edited_run_is_refused(stored: Path, capsys: pytest.CaptureFixture[st
     assert "it was edited after the run" in shown.err
 
 
+DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes] | None, str]] = {
+    "an edited result": (store.RESULT, lambda raw: raw.replace(b"refuted", b"confirmed"), "edited after the run"),
+    "a truncated result": (store.RESULT, lambda raw: raw[:2000], "not whole, strict JSON"),
+    "bytes that are no text": (store.RESULT, lambda raw: b"\xff\xfe" + raw, "not whole, strict JSON"),
+    "another schema": (store.RESULT, lambda raw: raw.replace(b"result/1", b"result/9"), "has schema 'e2e.result/9'"),
+    "JSON of another kind": (store.RESULT, lambda raw: b"[1, 2]", "not a result of e2e"),
+    "no result": (store.RESULT, None, "has no result.json"),
+    "an edited sample": (store.SAMPLES, lambda raw: raw.replace(b"0.2", b"0.3", 1), "edited or cut short"),
+    "truncated samples": (store.SAMPLES, lambda raw: raw[: len(raw) // 2], "edited or cut short"),
+    "no samples": (store.SAMPLES, None, "samples.csv is missing"),
+    "an edited digest": (store.DIGEST, lambda raw: raw[::-1], "does not match"),
+    "an empty digest": (store.DIGEST, lambda raw: b"", "does not match"),
+    "no digest": (store.DIGEST, None, "result.sha256 is missing"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_gate_refuses_every_kind_of_damage_with_a_reason(
+    stored: Path, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    name, change, words = DAMAGE[damage]
+    file = stored / name
+    if change is None:
+        file.unlink()
+    else:
+        file.write_bytes(change(file.read_bytes()))
+    assert run(["gate", str(stored)]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert words in shown.err
+    assert shown.err.count("\n") == 1
+
+
+def sign(folder: Path, text: str) -> None:
+    """Write a result whose digest fits."""
+    (folder / store.RESULT).write_text(text)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    (folder / store.DIGEST).write_text(f"{digest}  {store.RESULT}\n")
+
+
+@pytest.mark.parametrize(("method", "code"), [("1", 11), ("9", 2)])
+def test_gate_knows_older_methods_as_stale_and_refuses_unknown_ones(
+    stored: Path, capsys: pytest.CaptureFixture[str], method: str, code: int
+) -> None:
+    text = (stored / store.RESULT).read_text()
+    sign(stored, text.replace(f'"method": "{METHOD}"', f'"method": "{method}"'))
+    assert run(["gate", str(stored)]) == code
+    shown = capsys.readouterr()
+    assert f"measured by method {method}" in shown.out + shown.err.replace("'", "")
+
+
+def test_gate_takes_less_than_half_a_second(stored: Path) -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert subprocess_run("gate", str(stored)).returncode == 10
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 0.5
+
+
 @pytest.mark.parametrize(("style", "start"), [("text", "REFUTED"), ("md", "# REFUTED"), ("json", "{")])
 def test_report_renders_every_format(stored: Path, capsys: pytest.CaptureFixture[str], style: str, start: str) -> None:
     assert run(["report", str(stored), "--format", style]) == 0
@@ -180,6 +245,129 @@ def test_json_is_alone_on_stdout_and_events_tell_the_rest(
     assert run(["gate", str(tmp_path / result["run_id"])]) == 11
 
 
+def test_attempts_in_a_folder_are_counted_and_what_the_policy_pins_bars_the_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setenv("E2E_CACHE_DIR", str(tmp_path / "cache"))
+    pinned = tmp_path / "pinned.yaml"
+    pinned.write_text("name: pinned\npins: {fresh_seed: true}\n")
+    arguments = ["validate", "tiny_llama_infer", "--kernel", "tests/kernels/plain_norm.py", "--until", "build"]
+    arguments += ["--out", str(tmp_path / "out"), "--json"]
+    found, said = [], ""
+    for more, code in [([], 0), (["--policy", str(pinned)], 0), (["--policy", str(pinned), "--seed", "7"], 11)]:
+        assert run([*arguments, *more]) == code
+        shown = capsys.readouterr()
+        found.append(json.loads(shown.out))
+        said = shown.err
+    assert "cannot count under policy pinned: the caller chose the seed" in said
+    assert [result["attempts"] for result in found] == [{"number": n, "confirmed": 0} for n in (1, 2, 3)]
+    assert [result["cells"][0]["evidence"]["origin"]["seed_chosen"] for result in found] == [False, False, True]
+    assert [result["policy_overrides"] for result in found] == [{}, {"name": "standard"}, {"name": "standard"}]
+    assert found[2]["reasons"][0]["code"] == "policy_not_met"
+    assert run(["report", str(tmp_path / "out" / found[2]["run_id"])]) == 0
+    report = capsys.readouterr().out
+    assert "Chosen on the command line: policy pinned instead of standard, seed 7" in report
+    assert "Attempt 3 of rms_norm on tiny-llama-infer; of these 0 CONFIRMED." in report
+
+
+# ---- Repeats
+
+
+@pytest.fixture
+def open_run(stored: Path) -> Path:
+    """A stored run that left its question open."""
+    result = store.load(stored)
+    command = ["e2e", "validate", "no-such-workload", "--kernel", "k.cu", "--until", "check", "--seed", "7"]
+    open_ = result.model_copy(update={"outcome": Outcome.INCONCLUSIVE, "command": command})
+    store.Run(stored).finish(open_)
+    return stored
+
+
+def test_a_repeat_takes_its_workload_from_the_stored_run(open_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["validate", "--repeat", str(open_run), "--workers", "9"]) == 2
+    assert "no workload 'no-such-workload'" in capsys.readouterr().err
+
+
+def test_a_repeat_of_a_repeat_takes_it_from_the_first(
+    open_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    second = tmp_path / "second"
+    shutil.copytree(open_run, second)
+    typed = ["e2e", "validate", "--repeat", str(open_run), "--workers", "9"]
+    store.Run(second).finish(store.load(second).model_copy(update={"command": typed}))
+    assert run(["validate", "--repeat", str(second), "--workers", "12"]) == 2
+    assert "no workload 'no-such-workload'" in capsys.readouterr().err
+
+
+@pytest.fixture
+def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A run of a kernel in `tmp_path`, as if it had gone on and left its question open."""
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setenv("E2E_CACHE_DIR", str(tmp_path / "cache"))
+    shutil.copy("tests/kernels/plain_norm.py", tmp_path)
+    arguments = ["validate", "tiny_llama_infer", "--kernel", str(tmp_path / "plain_norm.py"), "--until", "build"]
+    assert run([*arguments, "--op", "rms_norm", "--out", str(tmp_path / "out"), "--seed", "7", "--json"]) == 0
+    folder = tmp_path / "out" / json.loads(capsys.readouterr().out)["run_id"]
+    open_ = store.load(folder).model_copy(update={"outcome": Outcome.INCONCLUSIVE})
+    store.Run(folder).finish(open_)
+    return folder
+
+
+def test_a_repeat_asks_the_same_to_the_end_with_a_fresh_seed_in_its_own_size(built: Path) -> None:
+    first = store.load(built)
+    typed = ["--repeat", str(built), "--workers", "9", "--budget", "333"]
+    command = typer.main.get_command(app).commands["validate"]  # type: ignore[attr-defined]
+    request = _request(command.make_context("validate", typed, obj=("validate", *typed)))
+    loaded = pipeline.load(request)
+    assert (request.until, request.op, request.out) == (Stage.VERDICT, "rms_norm", built.parent)
+    assert (loaded.policy.looks, loaded.policy.level, loaded.policy.budgets.cell_s) == ([9], 0.95, 333)
+    assert loaded.kernel == first.kernels[0]
+    assert not loaded.origin.seed_chosen
+    assert loaded.seed != first.seed
+
+
+def test_a_repeat_of_a_kernel_that_was_changed_or_moved_is_refused(
+    built: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernel = built.parent.parent / "plain_norm.py"
+    kernel.write_text(kernel.read_text() + "\n# faster\n")
+    assert run(["validate", "--repeat", str(built), "--workers", "9"]) == 2
+    assert "plain_norm.py has changed since run" in capsys.readouterr().err
+    kernel.unlink()
+    assert run(["validate", "--repeat", str(built), "--workers", "9"]) == 2
+    assert "no such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["w.yaml", "--workers", "9"], "takes workload, kernel, policy and options from the stored run"),
+        (["--workers", "9", "--kernel", "k.cu"], "takes workload, kernel, policy and options"),
+        (["--workers", "9", "--set", "a=1"], "takes workload, kernel, policy and options"),
+        (["--workers", "9", "--seed", "1"], "takes workload, kernel, policy and options"),
+        (["--workers", "9", "--until", "check"], "takes workload, kernel, policy and options"),
+        ([], "--repeat RUN and --workers N go together"),
+    ],
+)
+def test_what_would_make_a_repeat_another_question_is_refused(
+    open_run: Path, capsys: pytest.CaptureFixture[str], more: list[str], words: str
+) -> None:
+    assert run(["validate", "--repeat", str(open_run), *more]) == 2
+    shown = capsys.readouterr()
+    assert words in shown.err
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+
+
+@pytest.mark.parametrize("command", [[], ["e2e", "gate", "x"], ["e2e", "validate", "w", "--odd"], ["e2e", "validate"]])
+def test_a_run_whose_command_cannot_be_read_is_not_repeated(
+    open_run: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    store.Run(open_run).finish(store.load(open_run).model_copy(update={"command": command}))
+    assert run(["validate", "--repeat", str(open_run), "--workers", "9"]) == 2
+    assert capsys.readouterr().out == ""
+
+
 def test_a_mistake_in_a_file_is_shown_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "w.yaml"
     file.write_text("name: w\ntask: causal-lm\nstep: prefil\n")
@@ -202,6 +390,8 @@ def test_a_mistake_in_a_file_is_shown_with_its_line(tmp_path: Path, capsys: pyte
         (["validate", "w", "--kernel", "a", "--budget", "soon"], "Invalid value for '--budget'"),
         (["validate", "w", "--kernel", "a", "--kernel", "b"], "come with a later version"),
         (["validate", "w", "--kernell", "a"], "No such option: --kernell"),
+        (["validate", "w", "--kernel", "a", "--workers", "9"], "--repeat RUN and --workers N go together"),
+        (["validate", "--repeat", "no-such-run", "--workers", "9"], "no run 'no-such-run'"),
         (["gate", "no-such-run"], "no run 'no-such-run'"),
         (["list", "things"], "'things' is not one of"),
         (["nonsense"], "No such command 'nonsense'"),

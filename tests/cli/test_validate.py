@@ -107,7 +107,7 @@ class Started:
         seconds = time.monotonic() - self._began
         for file in self._files:
             file.close()
-        folders = sorted(self.out.glob("*")) if self.out.exists() else []
+        folders = sorted(self.out.glob("*/")) if self.out.exists() else []
         assert len(folders) <= 1
         stdout = self._stderr.with_name("stdout.txt").read_text()
         return Ended(code, stdout, self.said(), folders[0] if folders else None, seconds)

@@ -9,7 +9,7 @@ from e2e.assembly import assemble
 from e2e.configuration import LoadedWorkload
 from e2e.errors import EnvironmentFault
 from e2e.measure.devices import Device
-from e2e.request import Loaded, Request
+from e2e.request import Loaded, Repeat, Request
 from e2e.schema.evidence import Evidence
 from e2e.schema.result import Result
 from e2e.schema.words import Outcome
@@ -31,6 +31,12 @@ def assembled(found: Sequence[Evidence], *, error: BaseException | None = None, 
     )
     courses = [(results.cell(batch=batch), each) for batch, each in enumerate(found, start=1)]
     return assemble(loaded, courses, run_id="r1", created="now", seconds=1.0, error=error)
+
+
+def test_a_repeat_is_linked_to_its_first_run() -> None:
+    first = results.result(run_id="first")
+    result = assembled([WIN], repeat=Repeat(first, 9))
+    assert (result.repeats, assembled([WIN]).repeats) == ("first", None)
 
 
 def commands(result: Result) -> list[list[str]]:
@@ -62,7 +68,7 @@ def test_what_to_type_next_follows_from_the_sweep_where_a_cell_by_itself_is_refu
     result = assembled([LOSS_OPEN, WIN])
     assert (Outcome.INCONCLUSIVE, Outcome.REFUTED) == (result.outcome, result.cells[0].verdict.outcome)
     assert result.feedback is not None
-    assert "larger_schedule" == result.feedback.next_actions[0].kind
+    assert result.feedback.next_actions[0].kind in ("repeat", "again")
     assert result.feedback.retryable
 
 

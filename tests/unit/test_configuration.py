@@ -170,6 +170,32 @@ def test_every_built_in_policy_is_valid() -> None:
     assert Policy(name="standard") == load_policy("standard")
 
 
+def test_fields_of_a_policy_that_do_not_fit_each_other_are_refused_on_their_lines(here: Path) -> None:
+    lines = [
+        "name: p",
+        "opponents: [best_pytorch, fastest, 'kernel:']",
+        "modes: [eager]",
+        "required_modes: [compile]",
+        "looks: [8, 5]",
+        "blocks: 30",
+        "max_blocks: 20",
+        "pins: {workload_sha256: 123abc, stage: all}",
+    ]
+    (here / "p.yaml").write_text("\n".join(lines))
+    said = policy_refusal("p.yaml")
+    assert "p.yaml:2: opponents[1]: must be 'best_pytorch', 'as_shipped' or 'kernel:SPEC', not 'fastest'" in said
+    assert "p.yaml:2: opponents[2]: must be" in said
+    assert "p.yaml:4: required_modes: must be among `modes`, and compile is not" in said
+    assert "p.yaml:5: looks: must rise" in said
+    assert "p.yaml:7: max_blocks: `max_blocks` (20) is below `blocks` (30)" in said
+    assert "p.yaml:8: pins.workload_sha256" in said
+    assert "p.yaml:8: pins.stage: must be 'build'" in said
+    (here / "p.yaml").write_text("name: p\nopponents: [as_shipped]\n")
+    assert "p.yaml:1: `decides` must be one of `opponents`, and 'best_pytorch' is not" in policy_refusal("p.yaml")
+    (here / "p.yaml").write_text("name: p\nopponents: ['kernel:adopted.cu']\ndecides: 'kernel:adopted.cu'\n")
+    assert load_policy("p.yaml").decides == "kernel:adopted.cu"
+
+
 def test_a_bad_policy_is_refused_with_lines(here: Path) -> None:
     (here / "p.yaml").write_text("name: p\nlooks: []\nmargen: 1\n")
     said = policy_refusal("p.yaml")

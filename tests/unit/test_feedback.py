@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import itertools
+import re
 import shlex
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,11 +11,23 @@ import pytest
 from e2e.feedback import claim, feedback, set_up
 from e2e.invocation import Invocation
 from e2e.judge import judge
-from e2e.schema.evidence import BuildRecord, DeviceFacts, Evidence, Fault, Isolated, MemoryRecord, MutantCheck, Where
+from e2e.schema.evidence import (
+    BuildRecord,
+    DeviceFacts,
+    Evidence,
+    Fault,
+    Isolated,
+    MemoryRecord,
+    MutantCheck,
+    Origin,
+    Where,
+)
 from e2e.schema.kernel import Claim
-from e2e.schema.policy import Policy
+from e2e.schema.policy import Pins, Policy
 from e2e.schema.result import Feedback, SetUp
 from e2e.schema.words import Outcome, ReasonCode, ReasonKind, Stage, kind_of
+from e2e.wording import percent
+from tests import results
 from tests.fakes import (
     ALTERNATIVE,
     CANDIDATE,
@@ -30,13 +45,14 @@ from tests.fakes import (
 )
 
 TYPED = Invocation("workloads/my llama.yaml", ("k.cpp",), "results/r1", options=("--device", "cpu"))
+HOST_BOUND = DeviceFacts(kind="cuda", name="H200", count_threads=8, busy_ratio=0.2)
 WIN = timed(1.05)
 STRADDLE = timed(1.005, block_sd=0.01)
 
 
-def fed(run: Evidence, rules: Policy | None = None) -> Feedback:
+def fed(run: Evidence, rules: Policy | None = None, typed: Invocation = TYPED) -> Feedback:
     rules = rules or policy()
-    return feedback(run, judge(run, rules), policy=rules, invocation=TYPED)
+    return feedback(run, judge(run, rules), cell=results.cell(), policy=rules, invocation=typed)
 
 
 def commands(found: Feedback) -> list[str]:
@@ -227,10 +243,19 @@ def test_a_passed_stage_is_followed_by_the_next() -> None:
 def test_an_interval_across_the_margin_says_how_many_workers_and_minutes_would_decide() -> None:
     found = fed(evidence(STRADDLE))
     assert found.retryable
-    assert "workers (" in found.next_actions[0].why
-    assert " min" in found.next_actions[0].why
-    assert "--budget" in commands(found)[0]
-    assert (found.next_actions[0].seconds or 0) >= 900
+    first = found.next_actions[0]
+    planned = re.search(r"about (\d+) workers \(up to \d+ min", first.why)
+    assert planned is not None
+    assert first.command == f"e2e validate --repeat results/r1 --workers {planned[1]}"
+    assert (first.seconds or 0) >= 900
+
+
+def test_an_interval_across_the_margin_says_what_it_rules_out() -> None:
+    run = evidence(STRADDLE)
+    speedup = judge(run, policy()).latency.against[0].speedup
+    why = fed(run).next_actions[0].why
+    assert f"no gain above {percent(speedup.upper_bound - 1)}" in why
+    assert f"no loss above {percent(1 - speedup.lower_bound)}" in why
 
 
 def test_a_gain_at_the_margin_itself_is_said_to_be_beyond_any_schedule() -> None:
@@ -240,7 +265,7 @@ def test_a_gain_at_the_margin_itself_is_said_to_be_beyond_any_schedule() -> None
     at_margin = row.speedup.model_copy(update={"point_estimate": 1.01})
     against = [row.model_copy(update={"speedup": at_margin})]
     verdict = verdict.model_copy(update={"latency": verdict.latency.model_copy(update={"against": against})})
-    found = feedback(run, verdict, policy=policy(), invocation=TYPED)
+    found = feedback(run, verdict, cell=results.cell(), policy=policy(), invocation=TYPED)
     assert "too near the margin" in found.next_actions[0].why
 
 
@@ -250,8 +275,37 @@ def test_the_demo_points_to_the_full_policy_first() -> None:
 
 
 def test_a_host_bound_run_points_to_the_trace() -> None:
-    device = DeviceFacts(kind="cuda", name="H200", count_threads=8, busy_ratio=0.2)
-    assert "e2e trace results/r1" in commands(fed(evidence(STRADDLE, device=device)))
+    assert "e2e trace results/r1" in commands(fed(evidence(STRADDLE, device=HOST_BOUND)))
+
+
+def test_a_host_bound_run_without_graph_arms_is_offered_them_first() -> None:
+    found = fed(evidence(STRADDLE, device=HOST_BOUND), policy(modes=["eager", "compile"]))
+    assert (found.next_actions[0].kind, found.next_actions[0].seconds) == ("graph_arms", 900)
+    assert commands(found)[0].endswith("--policy standard")
+    with_graphs = fed(evidence(STRADDLE, device=HOST_BOUND), policy(modes=["eager", "cuda-graph"]))
+    assert "graph_arms" not in [action.kind for action in with_graphs.next_actions]
+
+
+def test_a_host_bound_run_is_offered_a_batch_that_fills_the_device() -> None:
+    typed = replace(TYPED, overrides=("cells.batch=[8]", "model.dtype=float32"))
+    found = fed(evidence(STRADDLE, device=HOST_BOUND), typed=typed)
+    other = next(action for action in found.next_actions if action.kind == "other_shape")
+    words = shlex.split(other.command or "")
+    sets = [value for option, value in itertools.pairwise(words) if option == "--set"]
+    assert sets == ["model.dtype=float32", "cells.batch=[40]", "cells.sequence=[2048]"]
+
+
+def test_a_device_that_works_all_the_time_is_offered_no_other_shape() -> None:
+    assert {action.kind for action in fed(evidence(STRADDLE)).next_actions} == {"repeat"}
+
+
+def test_a_run_that_the_policy_does_not_count_is_told_what_to_change() -> None:
+    origin = Origin(workload_sha256="0" * 64, weights="random", seed_chosen=True, overrides=["model.weights"])
+    rules = policy(pins=Pins(no_overrides=True, fresh_seed=True))
+    found = fed(evidence(WIN, origin=origin), rules, replace(TYPED, overrides=("model.weights=random",)))
+    assert "--set changed model.weights" in found.next_actions[0].why
+    assert "--set" not in commands(found)[0]
+    assert not found.retryable
 
 
 def test_an_exhausted_budget_asks_for_the_time_that_a_first_look_takes() -> None:

@@ -13,6 +13,7 @@ from e2e.schema.evidence import DeviceFacts, Evidence, MemoryRecord, MutantCheck
 from e2e.schema.policy import Policy
 from e2e.schema.verdict import Verdict
 from e2e.schema.words import Label, Outcome, ReasonCode, Stage
+from tests import results
 from tests.fakes import ALTERNATIVE, CANDIDATE, audit, evidence, op_check, policy, stopped_at, timed, with_ceiling
 
 H200 = DeviceFacts(kind="cuda", name="H200", count_threads=16)
@@ -303,5 +304,7 @@ def test_memory_that_was_not_measured_is_absent() -> None:
 )
 def test_every_memory_verdict_says_what_to_do(kind: str, changes: dict[str, Any]) -> None:
     seen = run(**changes)
-    found = feedback(seen, judge(seen, rules()), policy=rules(), invocation=Invocation("w.yaml", ("k.cu",), "r"))
+    found = feedback(
+        seen, judge(seen, rules()), cell=results.cell(), policy=rules(), invocation=Invocation("w.yaml", ("k.cu",), "r")
+    )
     assert kind == found.next_actions[0].kind

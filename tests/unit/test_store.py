@@ -155,6 +155,16 @@ def test_damaged_samples_are_refused_even_when_signed(stored: Path, old: str, ne
     assert "not a sample" in refusal(stored)
 
 
+def test_samples_of_the_first_method_are_read_with_what_it_did_not_see_absent(stored: Path) -> None:
+    """Its columns were these nine; `gate` must be able to say that the run is stale."""
+    before = (stored / SAMPLES).read_bytes()
+    older = "".join(f"{','.join(line.split(',')[:9])}\n" for line in before.decode().splitlines()).encode()
+    (stored / SAMPLES).write_bytes(older)
+    digests = [hashlib.sha256(content).hexdigest() for content in (before, older)]
+    edit(stored, lambda text: text.replace(*digests), sign=True)
+    assert results.segments() == load(stored).cells[0].evidence.segments
+
+
 def test_samples_are_written_piece_by_piece(tmp_path: Path) -> None:
     run = Run.create(tmp_path, "pieces")
     first, rest = results.segments()[:4], results.segments()[:9]

@@ -5,10 +5,10 @@ import re
 import pytest
 
 from e2e import registry
-from e2e.schema.evidence import OpCheck, SiteRecord
+from e2e.schema.evidence import OpCheck, Origin, SiteRecord
 from e2e.schema.kernel import Kernel
-from e2e.schema.policy import Policy
-from e2e.schema.result import CellResult, Region, Regions, Result, SetUp, Standing
+from e2e.schema.policy import Budgets, Policy
+from e2e.schema.result import Attempts, CellResult, Region, Regions, Result, SetUp, Standing
 from e2e.schema.verdict import Estimate, Reason
 from e2e.schema.words import Label, Outcome, ReasonCode, Stage
 from e2e.store import load
@@ -114,6 +114,30 @@ def test_random_weights_and_overrides_are_on_the_first_screen() -> None:
     assert any(mark.startswith("RANDOM WEIGHTS") for mark in story.marks)
     assert "Overrides of the workload file: model.weights=random" in story.marks
     assert tell(results.result(random_weights=False, overrides={}, cells=[])).marks == ()
+
+
+def test_what_the_command_line_changed_of_the_policy_is_on_the_first_screen() -> None:
+    own = {"name": "standard", "looks": [5, 8, 12], "level": 0.9779, "budgets.cell_s": 900.0}
+    rules = Policy(name="strict", looks=[23], level=0.95, budgets=Budgets(cell_s=385.0))
+    marks = tell(results.result(policy=rules, policy_overrides=own)).marks
+    assert (
+        "Chosen on the command line: policy strict instead of standard, looks [23] instead of [5, 8, 12], "
+        "confidence level 0.95 instead of 0.9779, budget 385 s instead of 900 s"
+    ) in marks
+
+
+def test_a_chosen_seed_is_on_the_first_screen_and_a_fresh_one_is_not() -> None:
+    origin = Origin(workload_sha256="0" * 64, weights="random", seed_chosen=True)
+    assert "Chosen on the command line: seed 7" in tell(one_cell(origin=origin)).marks
+    fresh = origin.model_copy(update={"seed_chosen": False})
+    assert not any("command line" in mark for mark in tell(one_cell(origin=fresh)).marks)
+
+
+def test_a_repeat_and_a_further_attempt_are_on_the_first_screen() -> None:
+    marks = tell(results.result(repeats="first-run", attempts=Attempts(number=7, confirmed=2))).marks
+    assert "Repeats first-run in a size planned beforehand; the two are never merged." in marks
+    assert "Attempt 7 of rms_norm on llama-infer; of these 2 CONFIRMED." in marks
+    assert not any("Attempt" in mark for mark in tell(results.result(attempts=Attempts(number=1, confirmed=1))).marks)
 
 
 def test_every_way_tried_is_shown_also_the_void_and_the_losing() -> None:

@@ -1,0 +1,54 @@
+"""`attempts.jsonl` in the results folder: one line per finished run, so that luck can be told from merit.
+
+A ledger beside the runs and not the runs themselves: reading 200 results takes seconds, 200 lines a millisecond,
+and who deletes the losers' folders has still tried them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from e2e.schema.result import Attempts, Result
+from e2e.schema.words import Outcome
+
+LEDGER = "attempts.jsonl"
+
+
+def enter(result: Result, folder: Path) -> Attempts | None:
+    """Append a run to the folder's ledger, and say which attempt it is; None when that cannot be known.
+
+    Runs that ended by codes 2, 6, 70 and 130 say nothing about a kernel and do not count.
+    """
+    if result.error is not None or result.workload is None or not result.kernels:
+        return None
+    entry = {
+        "run": result.run_id,
+        "workload": result.workload.name,
+        "op": result.kernels[0].manifest.op,
+        "outcome": result.outcome,
+    }
+    try:
+        with (folder / LEDGER).open("a+", encoding="utf-8", errors="replace") as ledger:
+            ledger.seek(0)
+            text = ledger.read()
+            torn = "\n" if text and not text.endswith("\n") else ""  # a run was killed while it wrote
+            ledger.write(f"{torn}{json.dumps(entry)}\n")
+    except OSError:
+        return None  # a full or forbidden folder is said by what writes the result itself
+    same = [line for line in _entries(text) if all(line.get(key) == entry[key] for key in ("workload", "op"))]
+    confirmed = [line for line in [*same, entry] if line.get("outcome") == Outcome.CONFIRMED]
+    return Attempts(number=len(same) + 1, confirmed=len(confirmed))
+
+
+def _entries(text: str) -> Iterator[dict[str, Any]]:
+    """Every line that is one; damaged ones are skipped."""
+    for line in text.splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict):
+            yield entry

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.attempts import LEDGER, enter
+from e2e.schema.result import Attempts, Result
+from e2e.schema.words import Outcome
+from tests import results
+
+
+def run(outcome: Outcome = Outcome.REFUTED, **changes: Any) -> Result:
+    return results.result(outcome=outcome, **changes)
+
+
+def test_attempts_are_counted_and_confirmed_ones_among_them(tmp_path: Path) -> None:
+    outcomes = [Outcome.REFUTED, Outcome.CONFIRMED, Outcome.INCONCLUSIVE, Outcome.CONFIRMED]
+    assert [enter(run(outcome), tmp_path) for outcome in outcomes] == [
+        Attempts(number=1, confirmed=0),
+        Attempts(number=2, confirmed=1),
+        Attempts(number=3, confirmed=1),
+        Attempts(number=4, confirmed=2),
+    ]
+
+
+def test_another_op_or_workload_is_another_count(tmp_path: Path) -> None:
+    enter(run(), tmp_path)
+    other = results.workload().model_copy(update={"name": "another"})
+    kernel = results.kernel()
+    softmax = kernel.model_copy(update={"manifest": kernel.manifest.model_copy(update={"op": "softmax"})})
+    assert enter(run(workload=other), tmp_path) == Attempts(number=1, confirmed=0)
+    assert enter(run(kernels=[softmax]), tmp_path) == Attempts(number=1, confirmed=0)
+    assert enter(run(), tmp_path) == Attempts(number=2, confirmed=0)
+
+
+@pytest.mark.parametrize("code", [2, 6, 70, 130])
+def test_a_run_that_ended_early_is_no_attempt(tmp_path: Path, code: int) -> None:
+    assert enter(results.ended_early(code, "why"), tmp_path) is None
+    assert enter(run(), tmp_path) == Attempts(number=1, confirmed=0)
+
+
+@pytest.mark.parametrize(
+    "damage", ["not json\n", "[]\n", "3\n", '{"workload": "llama-infer"}\n', '{"run": "torn', "\xff\n"]
+)
+def test_damaged_lines_are_skipped_and_do_not_swallow_the_next(tmp_path: Path, damage: str) -> None:
+    enter(run(), tmp_path)
+    with (tmp_path / LEDGER).open("a", encoding="latin-1") as ledger:
+        ledger.write(damage)
+    assert enter(run(), tmp_path) == Attempts(number=2, confirmed=0)
+    assert enter(run(), tmp_path) == Attempts(number=3, confirmed=0)
+
+
+def test_deleting_a_runs_folder_takes_back_no_attempt(tmp_path: Path) -> None:
+    enter(run(run_id="gone"), tmp_path)
+    assert not (tmp_path / "gone").exists()
+    assert enter(run(), tmp_path) == Attempts(number=2, confirmed=0)
+
+
+def test_a_ledger_that_cannot_be_written_leaves_the_number_unknown(tmp_path: Path) -> None:
+    (tmp_path / LEDGER).mkdir()
+    assert enter(run(), tmp_path) is None
+
+
+def test_two_hundred_earlier_runs_cost_next_to_nothing(tmp_path: Path) -> None:
+    result = run()
+    for _ in range(200):
+        enter(result, tmp_path)
+    start = time.process_time()
+    assert enter(result, tmp_path) == Attempts(number=201, confirmed=0)
+    assert time.process_time() - start < 0.05
