@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,8 @@ from e2e.schema.words import ReasonCode, ReasonKind, Stage, kind_of
 from e2e.schema.workload import Cell
 from e2e.units import Seconds
 
+MANY_CORES = 8
+"""From here on compiling in parallel pays; below, the processes only slow each other."""
 _MODULES = ("torch._dynamo", "torch._inductor.compile_fx", "transformers", "safetensors.torch", "numpy")
 _KINDS = {
     "timed_out": ReasonCode.TIMED_OUT,
@@ -60,8 +63,8 @@ class Crew:
     confined: bool = False
     adopted: dict[str, Built] = field(default_factory=dict)
     """Kernels adopted earlier, which the policy names as opponents; by their arms' alternative."""
-    starts_cold: bool = False
-    """Whether no earlier run left compiled code of this kernel's workers in the caches."""
+    starts_cold: dict[bool, bool] = field(default_factory=dict)
+    """Whether no earlier run left compiled code in the caches: of clean workers, and of this kernel's."""
     bind_s: Seconds | None = None
     """Loading and binding the candidate in the first process that did, by the parent's clock."""
     _zygotes: dict[bool, Zygote] = field(default_factory=dict)
@@ -72,10 +75,10 @@ class Crew:
     def start(self) -> None:
         """Begin both zygotes' imports, side by side; nothing waits for them yet."""
         prefix = namespace_prefix(cuda=self.device != "cpu")
-        caches = self._caches(clean=False)
-        self.starts_cold = not (caches.is_dir() and any(caches.iterdir()))
         self.confined = bool(prefix)
         for clean in (True, False):
+            caches = self._caches(clean=clean)
+            self.starts_cold[clean] = not (caches.is_dir() and any(caches.iterdir()))
             self._zygotes[clean] = Zygote(
                 [*_MODULES, *self._model_modules()],
                 environment=self._environment(clean),
@@ -125,6 +128,16 @@ class Crew:
         self.bind_s = time.monotonic() - start if self.bind_s is None else self.bind_s
         self.require(worker, "arena", stage=stage)
         return worker
+
+    def hand_over_compiled(self) -> None:
+        """Give this kernel's workers what clean ones compiled, over whatever an earlier run of it left there.
+
+        The next kernel finds the model's own code compiled, and no kernel can slow down or spoil its opponents' for
+        a later run.
+        """
+        source = self._caches(clean=True)
+        if source.is_dir():
+            shutil.copytree(source, self._caches(clean=False), dirs_exist_ok=True)
 
     def ask(
         self, worker: Worker, do: str, *, stage: Stage, timeout_s: float | None = None, **fields: Any
@@ -217,21 +230,18 @@ class Crew:
             # the clean worker computes while others compile: waiting threads that spin would hold their cores
             **({"OMP_WAIT_POLICY": "PASSIVE"} if clean and self.device == "cpu" else {}),
             # the first compilation of a process imports for seconds: once, before the forks
-            **(
-                {WARM_COMPILER: "compile" if self.device == "cpu" else "trace"}
-                if self._compiles() and not clean
-                else {}
-            ),
+            **({WARM_COMPILER: "compile" if self.device == "cpu" else "trace"} if self._compiles(clean) else {}),
             # Inductor compiles a probe per vector extension, 5 s of a cold start; the flags are there to read
             **({"TORCHINDUCTOR_VEC_ISA_OK": "1"} if has_vectors() else {}),
         }
 
-    def _compiles(self) -> bool:
-        return any(mode.is_compiled for mode in self.policy.modes)
+    def _compiles(self, clean: bool) -> bool:
+        return (not clean or thread_count() >= MANY_CORES) and any(mode.is_compiled for mode in self.policy.modes)
 
     def _caches(self, *, clean: bool) -> Path:
-        """Of compiled code: a candidate could poison what it can write, so each kernel has its own."""
-        return cache_folder() / "compiled" / ("clean" if clean else self.kernel.sha256[:16])
+        """Of compiled code: a candidate could poison what it can write, so each kernel has its own copy."""
+        owner = f"clean-{self.workload.sha256[:16]}" if clean else self.kernel.sha256[:16]
+        return cache_folder() / "compiled" / owner
 
     def _model_modules(self) -> list[str]:
         spec = self.workload.workload.model

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from e2e.arm_names import ArmName
+from e2e.arm_names import ArmName, is_adopted
+from e2e.crew import MANY_CORES
 from e2e.measure.machine import thread_count
 from e2e.numerics.constraints import declined_by
 from e2e.processes import Worker, WorkerFault
@@ -22,8 +23,6 @@ from e2e.schema.words import Mode, ReasonCode, Role, Stage
 from e2e.stages.course import Course
 
 STAGE = Stage.CHECK
-MANY_CORES = 8
-"""From here on compiling in parallel pays; below, the processes only slow each other."""
 
 
 def check(course: Course) -> None:
@@ -121,15 +120,21 @@ def warm_caches(course: Course) -> list[tuple[Worker, list[str]]]:
     """Where cores abound, compile the arms in several processes at once; the pilot then finds them in the cache.
 
     One process per kind of arm, its modes one after the other: modes of one kind share most of their code. What
-    compiles cold does it here, so these first steps are the ones that a user meets.
+    compiles cold does it here, so these first steps are the ones that a user meets. The model's own code is
+    compiled in clean processes, where no kernel can meddle.
     """
     kinds: dict[tuple[Role, str | None], list[str]] = {}
     for name in map(ArmName.parse, arm_names(course)):
         if course.compiles(name):
             kinds.setdefault((name.role, name.alternative), []).append(str(name))
     warmers = []
-    for names in kinds.values():
-        worker = course.crew.candidate_worker(course.fqns, stage=STAGE)
+    for (role, alternative), names in kinds.items():
+        is_own = role is Role.BASELINE and not is_adopted(alternative)
+        if is_own or (role is Role.HEADROOM and course.runs_everywhere):
+            worker = course.crew.worker(clean=True)
+            course.crew.require(worker, "arena")
+        else:
+            worker = course.crew.candidate_worker(course.fqns, stage=STAGE)
         for arm in names:
             worker.send("prepare", arm=arm)
         warmers.append((worker, names))
@@ -142,12 +147,13 @@ def wait_for_caches(course: Course) -> None:
         for name in names:
             try:
                 reply = worker.answer("prepare", timeout_s=course.policy.budgets.compile_s)
-                course.know_first_step(name, reply["first_step_s"])
+                course.know_first_step(name, reply["first_step_s"], clean=worker.clean)
             except WorkerFault as fault:
                 if fault.kind != "raised":
                     break
         worker.close()
     course.warmers = []
+    course.crew.hand_over_compiled()
 
 
 def arm_names(course: Course) -> list[str]:

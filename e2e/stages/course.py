@@ -108,9 +108,15 @@ class Course:
         own = arm.role is Role.CANDIDATE and self.crew.kernel.manifest.binding == "python"
         return own or arm.mode.is_compiled
 
-    def know_first_step(self, arm: str, seconds: Seconds) -> None:
+    @property
+    def runs_everywhere(self) -> bool:
+        """Whether the kernel stands at every site: then what a headroom arm replays depends on no kernel."""
+        engagement = self.evidence.engagement
+        return engagement is not None and all(site.status == "patched" for site in engagement.sites)
+
+    def know_first_step(self, arm: str, seconds: Seconds, *, clean: bool) -> None:
         """The first process to say so counts; whoever comes later finds the caches warm."""
-        if self.crew.starts_cold:
+        if self.crew.starts_cold[clean]:
             self.first_steps.setdefault(arm, seconds)
 
     def path(self, name: str) -> Path:

@@ -94,7 +94,7 @@ def _collected(course: Course, records: dict[str, ArmRecord], waiting: list[str]
         assert course.pilot is not None
         try:
             reply = course.pilot.answer("prepare", timeout_s=course.policy.budgets.compile_s)
-            course.know_first_step(name, reply["first_step_s"])
+            course.know_first_step(name, reply["first_step_s"], clean=False)
             records[name] = record_of(course, arm, reply)
         except WorkerFault as fault:
             if arm.role is Role.CANDIDATE and (fault.kind != "raised" or arm.mode is Mode.EAGER):

@@ -45,6 +45,7 @@ class FakeWorker:
     """Answers what memory an arm took, unless that arm breaks it."""
 
     alive = True
+    clean = False
 
     def __init__(self, crew: FakeCrew) -> None:
         self._crew = crew
@@ -81,12 +82,14 @@ class FakeWorker:
 class FakeCrew:
     """Hands out workers that need no process; remembers what they were asked."""
 
-    starts_cold = True
+    handed_over = 0
     device = "cpu"
     adopted: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, *, breaks_on: str | None = None, has_room: bool = True) -> None:
         self.open = 0
+        self.starts_cold = {True: True, False: True}
+        self.clean_workers: list[FakeWorker] = []
         self.asked: list[tuple[str, int]] = []
         self.breaks_on = breaks_on
         self.kernel = kernel()
@@ -96,6 +99,18 @@ class FakeCrew:
         if not self._has_room:
             raise EnvironmentFault("the device is full")
         return FakeWorker(self)
+
+    def worker(self, *, clean: bool) -> FakeWorker:
+        assert clean
+        self.clean_workers.append(FakeWorker(self))
+        self.clean_workers[-1].clean = True
+        return self.clean_workers[-1]
+
+    def require(self, worker: FakeWorker, do: str) -> None:
+        assert do == "arena"
+
+    def hand_over_compiled(self) -> None:
+        self.handed_over += 1
 
 
 def course(crew: Any, *, rules: Policy | None = None, left_s: float = 60.0, **changes: Any) -> Course:
@@ -180,16 +195,16 @@ def first_step(made: Course, arm: str) -> float | None:
 
 def test_a_first_step_counts_in_the_process_that_compiled_it() -> None:
     made = course(FakeCrew())
-    made.know_first_step(COMPILED, 30.0)
-    made.know_first_step(COMPILED, 0.5)
+    made.know_first_step(COMPILED, 30.0, clean=False)
+    made.know_first_step(COMPILED, 0.5, clean=False)
     assert (30.0, 0.5) == (first_step(made, COMPILED), first_step(made, EAGER))
 
 
 def test_a_first_step_out_of_a_cache_is_not_known() -> None:
     warm = FakeCrew()
-    warm.starts_cold = False
+    warm.starts_cold[False] = False
     made = course(warm)
-    made.know_first_step(COMPILED, 0.5)
+    made.know_first_step(COMPILED, 0.5, clean=False)
     assert (None, 0.5) == (first_step(made, COMPILED), first_step(made, EAGER))
     assert None is first_step(course(FakeCrew()), COMPILED), "nobody said who compiled it"
 
@@ -206,7 +221,11 @@ def test_processes_that_warm_the_caches_are_those_whose_first_steps_count() -> N
     made.warmers = warmers = warm_caches(made)
     kinds = [["baseline:compile"], [EAGER, COMPILED], ["headroom:compile"]]
     assert kinds == [names for _, names in warmers]
+    assert [True, False, True] == [worker.clean for worker, _ in warmers], (
+        "the model's own code is no kernel's business"
+    )
     wait_for_caches(made)
+    assert 1 == made.crew.handed_over  # type: ignore[attr-defined]
     assert {arm: float(len(arm)) for arm in (EAGER, COMPILED, "headroom:compile")} == made.first_steps
 
 
@@ -255,14 +274,23 @@ def own_kernel() -> Kernel:
     return kernel().model_copy(update={"sha256": "ab" * 32})
 
 
-def test_caches_are_cold_until_a_run_of_this_kernel_compiled_something(crew: Crew, tmp_path: Path) -> None:
-    other = tmp_path / "cache" / "compiled" / "clean" / "inductor"
-    other.mkdir(parents=True)
+def test_caches_are_cold_until_a_run_of_this_kernel_compiled_something(crew: Crew) -> None:
+    (crew._caches(clean=True) / "inductor").mkdir(parents=True)
     crew.start()
-    assert crew.starts_cold
-    (tmp_path / "cache" / "compiled" / ("ab" * 8) / "triton").mkdir(parents=True)
+    assert crew.starts_cold == {True: False, False: True}
+    (crew._caches(clean=False) / "triton").mkdir(parents=True)
     crew.start()
-    assert not crew.starts_cold
+    assert crew.starts_cold == {True: False, False: False}
+
+
+def test_what_clean_workers_compiled_replaces_what_the_kernels_own_left(crew: Crew) -> None:
+    clean, own = (crew._caches(clean=is_clean) / "inductor" for is_clean in (True, False))
+    for folder, text in ((clean, "trusted"), (own, "poisoned")):
+        folder.mkdir(parents=True)
+        (folder / "baseline.py").write_text(text)
+    (own / "candidate.py").write_text("kept")
+    crew.hand_over_compiled()
+    assert {file.name: file.read_text() for file in own.iterdir()} == {"baseline.py": "trusted", "candidate.py": "kept"}
 
 
 def test_loading_the_kernel_is_timed_in_the_first_process_only(crew: Crew) -> None:
