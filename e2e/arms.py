@@ -107,8 +107,12 @@ class Arena:
         op: Op,
         sites: list[Site],
         candidate: Candidate | None,
+        *,
         adopted: Mapping[str, Bound] | None = None,
+        transfer: bool = False,
     ) -> None:
+        """`transfer`: inputs wait on the host, and every step begins by moving them to the device."""
+        self._transfer = transfer
         self._session = session
         self._op = op
         self._sites = sites
@@ -137,7 +141,8 @@ class Arena:
         start = time.perf_counter()
         if arm_name.mode is Mode.CUDA_GRAPH:
             self._captured_calls = 0
-            arm.program = GraphedStep(program, self.batches(arm, [seed])[0], before=self._before_capture)
+            first = self._moved(self.batches(arm, [seed])[0])
+            arm.program = GraphedStep(program, first, before=self._before_capture)
         broken = self._first_step(arm, program, seed)
         first_step_s = time.perf_counter() - start
         self.run(name, seeds=[seed + 1, seed + 2])
@@ -222,8 +227,18 @@ class Arena:
         """Fresh inputs, one per seed; a headroom arm always gets the batch whose outputs it replays."""
         arm = self._arms[arm] if isinstance(arm, str) else arm
         if arm.fixed_seed is not None:
-            return [self._session.batch(arm.fixed_seed)] * len(seeds)
-        return [self._session.batch(seed) for seed in seeds]
+            return [self._staged(arm.fixed_seed)] * len(seeds)
+        return [self._staged(seed) for seed in seeds]
+
+    def _staged(self, seed: int) -> tuple[Tensor, ...]:
+        """Where a step finds its inputs: on the device, or in pinned memory if the way there is part of it."""
+        batch: tuple[Tensor, ...] = self._session.batch(seed)
+        return tuple(tensor.cpu().pin_memory() for tensor in batch) if self._transfer else batch
+
+    def _moved(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        if not self._transfer:
+            return batch
+        return tuple(tensor.to(self._session.device, non_blocking=True) for tensor in batch)
 
     def outputs(self, name: str, seed: int) -> tuple[Tensor, ...]:
         """One step's outputs, cloned: a graph's own are overwritten by its next replay."""
@@ -244,7 +259,7 @@ class Arena:
             self._session.reset()
             if arm.name.mode.is_graphed and arm.name.mode.is_compiled:
                 torch.compiler.cudagraph_mark_step_begin()
-            return arm.program(*batch)
+            return arm.program(*self._moved(batch))
 
     def _swap(self, name: ArmName, sites: list[Site], seed: int) -> None:
         usable = [site for site in sites if self._candidate is None or site.fqn in self._candidate.fqns]
@@ -301,7 +316,7 @@ class Arena:
         with observed(originals, lambda site, a, k, output: recorded.setdefault(site.fqn, []).append(output.clone())):
             self._execute(
                 Arm(ArmName(Role.BASELINE, Mode.EAGER), self._session.program(self._session.model), None),
-                self._session.batch(seed),
+                self._staged(seed),
             )
         for site in sites:
             outputs = recorded.get(site.fqn, [])

@@ -191,6 +191,11 @@ def _time(result: Result, evidence: Evidence) -> Facts:
         yield "took", text
 
 
+def _inputs(result: Result) -> str:
+    moved = result.workload is not None and "transfer" in result.workload.include
+    return "inputs move to the device within the step" if moved else "inputs on the device beforehand"
+
+
 def _set_up(result: Result, evidence: Evidence) -> Facts:
     """Every one-time cost by its name, then what a step costs from then on; PyTorch's own in brackets."""
     costs = result.set_up
@@ -206,7 +211,7 @@ def _set_up(result: Result, evidence: Evidence) -> Facts:
     if costs.break_even_steps is not None:
         parts.append(f"repaid after {count(costs.break_even_steps, 'step')}")
     if parts:
-        yield "set-up", f"{', '.join(parts)}; inputs on the device beforehand"
+        yield "set-up", f"{', '.join(parts)}; {_inputs(result)}"
 
 
 def _first_step(seconds: Seconds | None) -> str:

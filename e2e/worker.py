@@ -102,7 +102,7 @@ class Handlers:
             _wake_cuda(device)
         loaded = Workload.model_validate(workload)
         task = registry.load("tasks", loaded.task)
-        self.device, self.seed = device, seed
+        self.device, self.seed, self.include = device, seed, loaded.include
         self.session = task.open(loaded, Cell.model_validate(cell), root=Path(root), device=device, seed=seed)
         self.session.prepare(seed)
         self.op = registry.load_op(op)
@@ -263,7 +263,8 @@ class Handlers:
             bound = Bound(self.kernel, self.sha256)
             candidate = Candidate(bound, frozenset(site.fqn for site in self.patched))
             adopted = {name: Bound(kernel, sha256) for name, (kernel, sha256) in self.adopted.items()}
-        self.arena = Arena(self.session, self.op, usable, candidate, adopted)
+        transfer = "transfer" in self.include and self.device != "cpu"
+        self.arena = Arena(self.session, self.op, usable, candidate, adopted=adopted, transfer=transfer)
 
     def do_prepare(self, *, arm: str, profiled: bool = True) -> dict[str, Any]:
         """See Arena.prepare."""

@@ -73,6 +73,8 @@ class Workload(Record):
     model: ModelSpec
     data: DataSpec
     cells: Cells
+    include: list[Literal["transfer"]] = Field(default_factory=list)
+    """Parts of the pipeline that count as the step; `transfer`: inputs start on the host, in pinned memory."""
     policy: str | None = None
     """Name of a built-in policy or path of a policy file; `--policy` wins over it."""
     description: str = ""
