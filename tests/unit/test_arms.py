@@ -44,11 +44,11 @@ def _cheap_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def session_of(workload: Path, step: str = "prefill") -> Any:
+def session_of(workload: Path, step: str = "prefill", *, device: str = "cpu") -> Any:
     loaded = load_workload(str(workload), [f"step={step}"])
     task = registry.load("tasks", "causal-lm")
     cell = cells_of(loaded.workload)[0]
-    made = task.open(loaded.workload, cell, root=workload.parent, device="cpu", seed=1)
+    made = task.open(loaded.workload, cell, root=workload.parent, device=device, seed=1)
     made.prepare(1)
     return made
 
@@ -368,3 +368,57 @@ def test_decoding_starts_every_step_from_the_same_context(decoding: Any) -> None
     with torch.no_grad():
         whole = decoding.model(input_ids=decoding.step_ids(5), use_cache=False, logits_to_keep=1).logits
     torch.testing.assert_close(logits, whole, rtol=1e-4, atol=1e-5)
+
+
+# ---- On a device: graphs captured by hand, inputs that start on the host
+
+
+@pytest.fixture(params=["prefill", "decode"])
+def on_device(request: pytest.FixtureRequest, tiny_workload: Path) -> Any:
+    return session_of(tiny_workload, request.param, device="cuda:0")
+
+
+@pytest.mark.gpu
+def test_a_captured_arm_computes_on_each_steps_own_input_what_eager_does(on_device: Any) -> None:
+    kernel = Spy()
+    arena = arena_of(on_device, kernel)
+    names = ["baseline:cuda-graph", "baseline:cuda-graph+F.rms_norm", "candidate:cuda-graph"]
+    for name in (EAGER, *names):
+        proof = arena.prepare(name, seed=7)
+        assert proof["kernel_calls"] == (2 * tiny.LAYERS + 1 if name.startswith("candidate") else None)
+    eager = [arena.outputs(EAGER, seed) for seed in SEEDS]
+    for name in names:
+        captured = [arena.outputs(name, seed) for seed in SEEDS]
+        for mine, theirs in zip(captured, eager, strict=True):
+            assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(mine, theirs, strict=True))
+        assert not torch.equal(captured[0][0], captured[1][0])
+
+
+@pytest.mark.gpu
+def test_a_captured_arm_makes_no_calls_of_the_kernel_when_it_is_replayed(on_device: Any) -> None:
+    kernel = Spy()
+    arena = arena_of(on_device, kernel)
+    arena.prepare("candidate:cuda-graph", seed=7)
+    before = kernel.calls
+    arena.run("candidate:cuda-graph", seeds=SEEDS)
+    assert kernel.calls == before
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["eager", "cuda-graph"])
+def test_inputs_that_start_on_the_host_give_the_same_outputs(on_device: Any, mode: str) -> None:
+    here = Arena(on_device, OP, OP.find_sites(on_device.model), None)
+    there = Arena(on_device, OP, OP.find_sites(on_device.model), None, transfer=True)
+    for arena in (here, there):
+        arena.prepare(f"baseline:{mode}", seed=7)
+    (batch,) = there.batches(f"baseline:{mode}", [5])
+    assert all(not tensor.is_cuda and tensor.is_pinned() for tensor in batch)
+    assert same(here.outputs(f"baseline:{mode}", 5), there.outputs(f"baseline:{mode}", 5))
+
+
+@pytest.mark.gpu
+def test_a_timed_segment_on_a_device_is_also_clocked_by_it(on_device: Any) -> None:
+    arena = Arena(on_device, OP, OP.find_sites(on_device.model), None)
+    arena.prepare(EAGER, seed=7)
+    found = arena.timed(EAGER, batches=arena.batches(EAGER, SEEDS), settle=1, mark=lambda: None)
+    assert 0 < found["device_s"] < 10 and found["allocations"] >= 0
