@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from e2e import stats
+from e2e import stats, wording
 from e2e.arm_names import AS_SHIPPED, ArmName, is_adopted
 from e2e.measure.audit import APART, EPSILON, FAR, Fingerprint, Replay, Tolerance, conclude, disagreements
 from e2e.measure.schedule import steps_for
@@ -17,7 +17,7 @@ from e2e.stages.course import Course
 from e2e.stages.screen import CEILING_WORKER, headroom_arms, record_of
 from e2e.stages.timing import clean_segment, run_block, warm_up
 from e2e.sweep import settled
-from e2e.weighing import opponent_arm
+from e2e.weighing import opponent_arm, weigh
 
 STAGE = Stage.VERDICT
 FIRST_WORKER = CEILING_WORKER + 1
@@ -141,6 +141,9 @@ def _one_worker(course: Course, plan: dict[str, int], *, number: int, place: int
     course.learn(workers_finished=course.evidence.workers_finished + 1)
     with course.spending("audit"):
         _audit(course, plan)
+    row = weigh(course.evidence, course.policy).deciding
+    if row is not None:
+        course.progress.note(f"so far, from {place + 1} workers: {wording.estimate(row.speedup)}, provisional")
 
 
 def know_arm(course: Course, arm: ArmName, reply: dict[str, Any]) -> None:
