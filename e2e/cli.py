@@ -206,14 +206,14 @@ def _request(context: typer.Context) -> Request:
     return Request(
         workload=asked["workload"],
         kernels=tuple(asked["kernel"]),
-        until=asked["until"],
+        until=Stage(asked["until"]),  # some versions of typer convert only what they pass to the function
         op=asked["op"],
         overrides=tuple(asked["overrides"] or ()),
         policy=asked["policy"],
         device=asked["device"],
         budget_s=asked["budget"],
         seed=asked["seed"],
-        out=asked["out"],
+        out=Path(asked["out"]),
         traces=asked["trace"],
         repeat=Repeat(repeat, asked["workers"]) if repeat else None,
         command=("e2e", *context.obj),

@@ -113,11 +113,11 @@ def load(request: Request) -> Loaded:
     else:
         device = find_device(request.device, kernel_device=kernel.manifest.device)
     seed = secrets.randbelow(SEED_SPACE) if request.seed is None else request.seed
-    adopted = tuple(_adopted(policy, workload, kernel))
+    adopted = tuple(_adopted(policy, workload, kernel, device))
     return Loaded(request, workload, policy, kernel, device, seed, adopted, policy_overrides)
 
 
-def _adopted(policy: Policy, workload: LoadedWorkload, kernel: Kernel) -> Iterator[Kernel]:
+def _adopted(policy: Policy, workload: LoadedWorkload, kernel: Kernel, device: Device) -> Iterator[Kernel]:
     """Opponents that are kernels; each must fit the workload as the candidate does.
 
     Raises:
@@ -126,8 +126,10 @@ def _adopted(policy: Policy, workload: LoadedWorkload, kernel: Kernel) -> Iterat
     for opponent in filter(is_adopted, policy.opponents):
         found = read_kernel(opponent.removeprefix(ADOPTED), op=kernel.manifest.op)
         check_fit(workload, found)
-        if found.manifest.device not in (None, kernel.manifest.device):
-            raise UsageError(f"policy {policy.name}: opponent {opponent} runs on another device than the candidate")
+        if found.manifest.device not in (None, device.name.partition(":")[0]):
+            raise UsageError(
+                f"policy {policy.name}: opponent {opponent} runs on {found.manifest.device}, and this run on {device.name}"
+            )
         yield found
 
 

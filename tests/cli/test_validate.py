@@ -594,6 +594,21 @@ def test_a_whole_run_ends_in_a_verdict_whose_parts_agree(
     assert json.loads(told.stdout)["outcome"] == result.outcome
 
 
+def test_a_kernel_adopted_earlier_is_an_opponent_with_an_interval_of_its_own(
+    validate: Callable[..., Ended], tmp_path: Path
+) -> None:
+    rules = tiny.write_policy(tmp_path / "adopted.yaml")
+    opponent = "kernel:kernels/rmsnorm.cpp"
+    rules.write_text(rules.read_text() + f"opponents: [best_pytorch, '{opponent}']\ndecides: '{opponent}'\n")
+    result = validate(GOOD, policy=rules, until="verdict").result
+    evidence = result.cells[0].evidence
+    assert evidence.adopted == {opponent: f"baseline:eager+{opponent}"}
+    assert evidence.baseline is not None and opponent not in evidence.baseline, "it is no path of PyTorch's own"
+    if result.label != "no_headroom":
+        assert result.latency is not None
+        assert {row.opponent for row in result.latency.against} == {"best_pytorch", opponent}
+
+
 def test_a_kernel_that_turns_stale_later_is_never_confirmed(
     validate: Callable[..., Ended], verdict_policy: Path
 ) -> None:
