@@ -127,9 +127,8 @@ def _adopted(policy: Policy, workload: LoadedWorkload, kernel: Kernel, device: D
         found = read_kernel(opponent.removeprefix(ADOPTED), op=kernel.manifest.op)
         check_fit(workload, found)
         if found.manifest.device not in (None, device.name.partition(":")[0]):
-            raise UsageError(
-                f"policy {policy.name}: opponent {opponent} runs on {found.manifest.device}, and this run on {device.name}"
-            )
+            where = f"{found.manifest.device}, and this run on {device.name}"
+            raise UsageError(f"policy {policy.name}: opponent {opponent} runs on {where}")
         yield found
 
 
