@@ -228,8 +228,8 @@ THROTTLES = (Throttle(EAGER, 0.05, 1.0), Throttle(EAGER, 0.05, 0.5), Throttle(EA
 
 def sections(standard: Policy, demo: Policy) -> Iterator[Section]:
     """Every question, in METHOD.md B8's order."""
-    yield Section("1. Equal code", standard, tuple(_equal({QUIET: 0.95, TYPICAL: 0.95})))
-    yield Section("2. A true gain of exactly the margin", standard, tuple(_at_margin(standard)))
+    yield Section("1. Equal code", standard, tuple(_equal(PROFILES, {QUIET: 0.95, TYPICAL: 0.95})))
+    yield Section("2. A true gain of exactly the margin", standard, tuple(_at_margin(PROFILES, standard)))
     yield Section("3. True gains", standard, tuple(_gains()))
     yield Section("4a. The harness favours candidate and identical code", standard, tuple(_biased()))
     yield Section("4b. The device throttles while the opponent runs", standard, tuple(_throttled()))
@@ -237,9 +237,10 @@ def sections(standard: Policy, demo: Policy) -> Iterator[Section]:
     yield Section("5. Workers used", standard, (workers,))
     exactly, found = 0.01, {MEASURED: 0.95}
     yield Section("6. The ceiling", standard, tuple(_ceilings(standard, exactly=exactly, found=found)))
+    few = (QUIET, TYPICAL, NOISY, SPIKES, HOST_BOUND)
     # One look at 95 %: as few false alarms, less power.
-    yield Section("7a. `demo`: equal code", demo, tuple(_equal({QUIET: 0.95})))
-    yield Section("7b. `demo`: a true gain of exactly the margin", demo, tuple(_at_margin(demo)))
+    yield Section("7a. `demo`: equal code", demo, tuple(_equal(few, {QUIET: 0.95})))
+    yield Section("7b. `demo`: a true gain of exactly the margin", demo, tuple(_at_margin(few, demo)))
     power = tuple(Row(noise, Truth(gain=1.05), _found(0.95)) for noise in (QUIET, TYPICAL, NOISY))
     yield Section("7c. `demo`: a true gain of 5 %", demo, power)
     # Its many short blocks leave only the variation between processes, which two of them cannot show. Nothing is
@@ -248,15 +249,15 @@ def sections(standard: Policy, demo: Policy) -> Iterator[Section]:
     yield Section("7d. `demo`: the ceiling", demo, tuple(_ceilings(demo, exactly=exactly, found=found)))
 
 
-def _equal(refuted: dict[Noise, float]) -> Iterator[Row]:
-    for noise in PROFILES:
+def _equal(profiles: Sequence[Noise], refuted: dict[Noise, float]) -> Iterator[Row]:
+    for noise in profiles:
         also = (Bound("refuted", ">=", refuted[noise]),) if noise in refuted else ()
         yield Row(noise, Truth(), (FALSE_CONFIRM, COVERED, *also))
 
 
-def _at_margin(policy: Policy) -> Iterator[Row]:
-    for noise in PROFILES:
-        yield Row(noise, Truth(gain=1 + policy.margin), AT_MARGIN, weight=3)
+def _at_margin(profiles: Sequence[Noise], policy: Policy) -> Iterator[Row]:
+    for noise in profiles:
+        yield Row(noise, Truth(gain=1 + policy.margin), AT_MARGIN, weight=2)
 
 
 def _gains() -> Iterator[Row]:
@@ -287,9 +288,9 @@ def _ceilings(policy: Policy, *, exactly: float, found: dict[Noise, float]) -> I
     """A perfect kernel, which wins all there is, must not be told that there is nothing to win."""
     for above, most in ((0, exactly), (policy.margin, 0.01)):
         ceiling = 1 + policy.margin + above
-        for noise in (MEASURED, QUIET, TYPICAL, SPIKES, BIMODAL, HOST_BOUND):
+        for noise in (MEASURED, QUIET, TYPICAL, SPIKES):
             yield Row(noise, Truth(gain=ceiling, ceiling=ceiling), (Bound("no_headroom", "<=", most),))
-    for noise in (MEASURED, QUIET, TYPICAL, SPIKES, BIMODAL):
+    for noise in (MEASURED, QUIET, TYPICAL, SPIKES):
         bounds = (Bound("no_headroom", ">=", found[noise]),) if noise in found else ()
         yield Row(noise, Truth(ceiling=1.0), (FALSE_CONFIRM, *bounds))
 
@@ -390,9 +391,7 @@ def written_below(marker: str, text: str, report: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """0, or 1 when a bound is missed."""
     parser = argparse.ArgumentParser(prog="python -m tests.calibration", description="METHOD.md B8, items 1 to 5")
-    parser.add_argument(
-        "--runs", type=int, default=1000, help="runs of a row; rates near a bound get three times as many"
-    )
+    parser.add_argument("--runs", type=int, default=1000, help="runs of a row; rates near a bound get twice as many")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write", type=Path, metavar="FILE", help=f"replace what stands below `{MARKER}`")
     options = parser.parse_args(arguments)

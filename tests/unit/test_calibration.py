@@ -33,6 +33,7 @@ RUNS = 40
 STANDARD = load_policy("standard")
 QUESTIONS = list(sections(STANDARD, load_policy("demo")))
 FAST = {MEASURED, QUIET, TYPICAL, DRIFT, SPIKES, BIMODAL}
+"""Machines on which a run is short."""
 SMALL = [
     pytest.param(section, row, id=f"{section.title} {row.noise.name}: {planted(row.truth)}")
     for section in QUESTIONS
@@ -40,6 +41,7 @@ SMALL = [
     for row in section.rows
     if row.noise in FAST
 ][::2]
+"""Every other row, for a few seconds' work; rates near a bound need more runs than these."""
 
 
 @pytest.mark.parametrize(("section", "row"), SMALL)
