@@ -1,4 +1,5 @@
-# One command each: `make demo`, `make demo-win`, `make test`; `make check` runs what CI runs.
+# One command each: `make demo`, `make demo-win`, `make test`; `make check` runs what CI runs;
+# `make calibrate` puts the decision code to the bounds of docs/calibration.md (about ten minutes on two cores).
 # torch comes first, in the version that is tested; `make TORCH=...` takes another, or pip options before it.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -7,7 +8,7 @@ BIN := $(VENV)/bin
 # Outcomes are not failures of make: 0 CONFIRMED, 10 REFUTED, 11 INCONCLUSIVE.
 OUTCOME = code=$$?; echo "exit code $$code"; case $$code in 0|10|11) exit 0;; *) exit $$code;; esac
 
-.PHONY: demo demo-win test check clean
+.PHONY: demo demo-win test check calibrate clean
 
 demo: $(VENV)/installed
 	@$(BIN)/e2e validate workloads/tiny_llama_infer.yaml --kernel kernels/rmsnorm.cpp --policy demo; $(OUTCOME)
@@ -25,6 +26,9 @@ check: $(VENV)/dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(MAKE) test
+
+calibrate: $(VENV)/dev
+	$(BIN)/python -m tests.calibration --write docs/calibration.md
 
 $(VENV)/torch:
 	$(PYTHON) -m venv $(VENV)

@@ -72,14 +72,14 @@ def block_contrasts(segments: Iterable[Segment], *, arm: str, other: str) -> dic
     Source:
         METHOD.md B5.11; against drift, METHOD.md B8 (ABBA 4.7 %, AAAA...BBBB 100 % false differences).
     """
-    blocks: dict[tuple[int, str, int], list[Segment]] = {}
+    blocks: dict[tuple[int, str, int], tuple[list[Segment], list[Segment]]] = {}
     for segment in segments:
-        if segment.arm in (arm, other):
-            blocks.setdefault((segment.worker, segment.phase, segment.block), []).append(segment)
+        is_mine = segment.arm == arm
+        if is_mine or segment.arm == other:
+            both = blocks.setdefault((segment.worker, segment.phase, segment.block), ([], []))
+            both[0 if is_mine else 1].append(segment)
     contrasts: dict[int, list[float]] = {}
-    for (worker, _, _), members in sorted(blocks.items(), key=lambda item: item[0]):
-        mine = [segment for segment in members if segment.arm == arm]
-        others = [segment for segment in members if segment.arm == other]
+    for (worker, _, _), (mine, others) in sorted(blocks.items(), key=lambda item: item[0]):
         if _is_mirrored(mine, others):
             contrasts.setdefault(worker, []).append(_mean_log_step(others) - _mean_log_step(mine))
     return contrasts
@@ -118,10 +118,12 @@ def _is_mirrored(mine: Sequence[Segment], others: Sequence[Segment]) -> bool:
 
 
 def _mean_log_step(segments: Sequence[Segment]) -> float:
+    logs = []
     for segment in segments:
         if segment.seconds <= 0 or segment.steps <= 0:
             raise ValueError(f"segment {segment.position} of block {segment.block} has no steps or no time")
-    return math.fsum(math.log(segment.seconds / segment.steps) for segment in segments) / len(segments)
+        logs.append(math.log(segment.seconds / segment.steps))
+    return math.fsum(logs) / len(logs)
 
 
 def worker_estimate(contrasts: Sequence[float]) -> float:

@@ -115,7 +115,8 @@ def weigh(evidence: Evidence, policy: Policy) -> Case:
     timed = _of_verdict(evidence)
     sham = _speedup(_blocks(timed, policy, arm=_sham_arm(evidence), other=evidence.baseline), policy)
     arms = {opponent: opponent_arm(evidence, opponent) for opponent in policy.opponents}
-    workers = {opponent: _blocks(timed, policy, arm=evidence.candidate, other=arm) for opponent, arm in arms.items()}
+    by_arm = {arm: _blocks(timed, policy, arm=evidence.candidate, other=arm) for arm in set(arms.values())}
+    workers = {opponent: by_arm[arm] for opponent, arm in arms.items()}
     rows = [_against(evidence, policy, opponent=o, workers=workers[o], sham=sham) for o in policy.opponents]
     deciding = arms[policy.decides]
     return Case(

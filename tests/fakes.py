@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from e2e.schema.evidence import (
@@ -32,33 +33,57 @@ CANDIDATE = "candidate:eager"
 SHAM = "sham:eager"
 HEADROOM = "headroom:eager"
 STEP_S = 0.01
+CLOCK_HZ = 1.7e9
+CLOCK_JUMPS = 0.05
+"""Chance before a segment that a two-level clock changes its level: with segments of a quarter second, every 5 s."""
 
 Phase = Literal["pilot", "ceiling", "verdict"]
+
+
+@dataclass(frozen=True)
+class Throttle:
+    """A device that slows itself down while one arm runs."""
+
+    arm: str
+    slowdown: float
+    """What its segments then take longer; 0.05 is one twentieth."""
+    share: float
+    """Of its segments."""
 
 
 class SyntheticClock:
     """Times of mirrored blocks under METHOD.md B8's noise model.
 
     Per worker every arm has an effect of its own (`worker_sd` on a contrast of two arms); per block it has
-    AR(1) noise (`block_sd` on a contrast) and sometimes a spike; over the run all arms drift together.
+    AR(1) noise (`block_sd` on a contrast) and sometimes a spike; over a worker's life all arms drift together.
+    Beyond that, single segments may be hit by spikes, the device's clock may jump between two levels
+    (`clock_swing` up and down of its mean), and the device may slow down in one arm's segments. Where either of
+    the last two is asked for, segments carry their clock and whether the device throttled.
     """
 
     def __init__(
         self,
-        seed: int,
+        seed: int | str,
         *,
         block_sd: float = 0.0,
         worker_sd: float = 0.0,
         drift: float = 0.0,
         spikes: float = 0.05,
+        segment_spikes: float = 0.0,
         autocorrelation: float = 0.3,
+        clock_swing: float = 0.0,
+        throttle: Throttle | None = None,
     ) -> None:
         self.block_sd = block_sd
         self._random = random.Random(seed)
         self._worker_sd = worker_sd
         self._drift = drift
         self._spikes = spikes
+        self._segment_spikes = segment_spikes
         self._autocorrelation = autocorrelation
+        self._clock_swing = clock_swing
+        self._level = 1
+        self._throttle = throttle
 
     def worker(
         self, steps: Mapping[str, float], *, worker: int, blocks: int = 8, phase: Phase = "verdict"
@@ -69,22 +94,37 @@ class SyntheticClock:
         segments = []
         for block in range(blocks):
             noise = {arm: self._next(value) for arm, value in noise.items()}
-            spikes = {arm: self._spike() for arm in steps}
+            spikes = {arm: self._spike(self._spikes) for arm in steps}
             order = self._random.sample(list(steps), len(steps))
             for position, arm in enumerate([*order, *reversed(order)]):
                 elapsed = (block + position / (2 * len(order))) / blocks
                 log_excess = effects[arm] + noise[arm] + spikes[arm] + self._drift * elapsed
+                if self._segment_spikes:
+                    log_excess += self._spike(self._segment_spikes)
                 seconds = 3 * steps[arm] * math.exp(log_excess)
-                segments.append(segment(arm, seconds, worker, block, position, phase=phase))
+                segments.append(self._clocked(segment(arm, seconds, worker, block, position, phase=phase)))
         return segments
 
     def _next(self, value: float) -> float:
         fresh = self._random.gauss(0, self.block_sd / 2**0.5)
         return self._autocorrelation * value + math.sqrt(1 - self._autocorrelation**2) * fresh
 
-    def _spike(self) -> float:
-        is_spike = self.block_sd > 0 and self._random.random() < self._spikes
+    def _spike(self, share: float) -> float:
+        is_spike = self.block_sd > 0 and self._random.random() < share
         return self._random.expovariate(1 / (8 * self.block_sd)) if is_spike else 0.0
+
+    def _clocked(self, ideal: Segment) -> Segment:
+        """The segment at the clock that the device has now."""
+        if not self._clock_swing and self._throttle is None:
+            return ideal
+        if self._random.random() < CLOCK_JUMPS:
+            self._level = -self._level
+        speed, throttled = 1 + self._level * self._clock_swing, False
+        if self._throttle is not None and ideal.arm == self._throttle.arm:
+            throttled = self._random.random() < self._throttle.share
+            speed /= 1 + self._throttle.slowdown * throttled
+        found = {"seconds": ideal.seconds / speed, "clock_hz": CLOCK_HZ * speed, "throttled": throttled}
+        return ideal.model_copy(update=found)
 
 
 def segment(

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import math
+import random
 import statistics
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from e2e import stats
+from e2e.schema.evidence import Segment
+from e2e.schema.verdict import Estimate
 from tests.fakes import CANDIDATE, EAGER, policy, segment, synthetic_segments
 
 floats = st.floats(-1, 1, allow_nan=False)
@@ -212,3 +216,77 @@ def test_an_interval_that_is_narrow_enough_needs_no_more_workers() -> None:
 
 def test_a_target_out_of_reach_is_said_to_be_so() -> None:
     assert stats.workers_for(0.0, half_width=0.02, workers=5, level=0.95) is None
+
+
+# What holds for any times
+
+seconds = st.floats(0.1, 10)
+runs = st.lists(st.lists(st.tuples(seconds, seconds, seconds, seconds), min_size=1, max_size=4), min_size=2, max_size=6)
+levels = st.floats(0.51, 0.99)
+
+
+def mirrored(workers: list[list[tuple[float, float, float, float]]], *, scale: float = 1.0) -> list[Segment]:
+    """Blocks in the order candidate, baseline, baseline, candidate."""
+    arms = (CANDIDATE, EAGER, EAGER, CANDIDATE)
+    return [
+        segment(arm, time * scale, worker, block, position)
+        for worker, blocks in enumerate(workers)
+        for block, times in enumerate(blocks)
+        for position, (arm, time) in enumerate(zip(arms, times, strict=True))
+    ]
+
+
+def reading(segments: list[Segment], *, arm: str = CANDIDATE, other: str = EAGER, level: float = 0.95) -> Estimate:
+    estimates = stats.worker_estimates(stats.block_contrasts(segments, arm=arm, other=other))
+    return stats.as_estimate(stats.t_interval(estimates, level), level=level, look=len(estimates))
+
+
+def bounds(estimate: Estimate) -> list[float]:
+    return [math.log(x) for x in (estimate.lower_bound, estimate.point_estimate, estimate.upper_bound)]
+
+
+@given(runs)
+def test_swapping_the_arms_inverts_the_ratio_and_its_bounds(workers: list[list[Any]]) -> None:
+    one, two = reading(mirrored(workers)), reading(mirrored(workers), arm=EAGER, other=CANDIDATE)
+    assert bounds(one) == pytest.approx([-bound for bound in reversed(bounds(two))], abs=1e-9)
+
+
+@given(runs, st.floats(1e-6, 1e6))
+def test_scaling_all_times_changes_no_ratio(workers: list[list[Any]], scale: float) -> None:
+    one, two = reading(mirrored(workers)), reading(mirrored(workers, scale=scale))
+    assert bounds(one) == pytest.approx(bounds(two), abs=1e-6)
+
+
+@given(runs, st.randoms(use_true_random=False))
+def test_the_order_of_workers_and_of_segments_changes_no_ratio(workers: list[list[Any]], rng: random.Random) -> None:
+    segments = mirrored(workers)
+    shuffled = rng.sample(segments, len(segments))
+    turned = mirrored(workers[::-1])
+    assert reading(segments) == reading(shuffled)
+    assert bounds(reading(segments)) == pytest.approx(bounds(reading(turned)), abs=1e-9)
+
+
+@given(runs, levels)
+def test_an_interval_contains_its_point(workers: list[list[Any]], level: float) -> None:
+    low, point, high = bounds(reading(mirrored(workers), level=level))
+    assert low <= point <= high
+
+
+@given(runs, levels, levels)
+def test_a_higher_level_gives_no_narrower_interval(workers: list[list[Any]], one: float, two: float) -> None:
+    low, high = sorted((one, two))
+    narrow, wide = (bounds(reading(mirrored(workers), level=level)) for level in (low, high))
+    assert wide[0] <= narrow[0] + 1e-9
+    assert narrow[2] <= wide[2] + 1e-9
+
+
+@given(st.lists(floats, min_size=2, max_size=40), levels)
+def test_the_median_lies_in_its_interval(values: list[float], level: float) -> None:
+    interval = stats.median_interval(values, level)
+    assert interval.lower - 1e-12 <= interval.mean <= interval.upper + 1e-12
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_more_noise_never_asks_for_fewer_blocks(one: float, two: float) -> None:
+    quiet, noisy = sorted((one, two))
+    assert stats.blocks_for(quiet, policy()) <= stats.blocks_for(noisy, policy())
