@@ -109,10 +109,18 @@ class Crew:
             CandidateFault: the candidate could not be loaded.
         """
         worker = self.worker(clean=False)
-        assert self.built is not None
-        self.ask(worker, "bind", stage=stage, built=self.built.model_dump(mode="json"), fqns=fqns)
+        self.bind(worker, fqns, stage=stage)
         self.require(worker, "arena", stage=stage)
         return worker
+
+    def bind(self, worker: Worker, fqns: list[str], *, stage: Stage) -> None:
+        """Load the candidate into a worker, in the place of what it may hold already.
+
+        Raises:
+            CandidateFault: the candidate could not be loaded.
+        """
+        assert self.built is not None
+        self.ask(worker, "bind", stage=stage, built=self.built.model_dump(mode="json"), fqns=fqns)
 
     def ask(
         self, worker: Worker, do: str, *, stage: Stage, timeout_s: float | None = None, **fields: Any

@@ -146,7 +146,7 @@ def build(loaded: Loaded, run: store.Run, progress: Progress) -> Built | Fault:
 def collect(loaded: Loaded, cell: Cell, run: store.Run, progress: Progress) -> Evidence:
     """Every stage in order, until one ends the run or the asked one is reached."""
     scratch = Path(tempfile.mkdtemp(prefix="e2e-"))
-    course = _course(loaded, cell, run, progress, scratch)
+    course = course_of(loaded, cell, run, progress, scratch)
     try:
         if loaded.request.until is not Stage.BUILD:
             course.crew.start()  # before the compiler, whose time the imports then share
@@ -196,13 +196,14 @@ def _is_final(course: Course) -> bool:
     return judge(so_far, course.policy).outcome in FINAL
 
 
-def _course(
+def course_of(
     loaded: Loaded,
     cell: Cell,
     run: store.Run,
     progress: Progress,
     scratch: Path,
 ) -> Course:
+    """The way through one cell, nothing started yet."""
     crew = Crew(
         workload=loaded.workload,
         cell=cell,
