@@ -115,11 +115,11 @@ def _collect(course: Course, findings: Findings, runs: int) -> None:
     if base is None or base.evidence.engagement is None:
         raise UsageError(f"no op of `e2e list ops` occurs in {course.crew.workload.path.name}: choose another workload")
     _try_op(course, findings, f"{ANY_MODULE}:{base.evidence.engagement.sites[0].owner}")
+    course.progress.stage("selftest", "kernels that turn wrong while they are timed")
+    findings.catches += late_catches(base)
     course.progress.stage("selftest", "the step alone")
     step_s = pilot(base)
     findings.clock = clock_for(base, step_s, trials.pauses_for(step_s))
-    course.progress.stage("selftest", "kernels that turn wrong while they are timed")
-    findings.catches += late_catches(base, steps=findings.clock.plan[trials.TWIN])
     base.learn(stage_asked=STAGE, stage_finished=STAGE)
     for number in range(runs):
         course.progress.stage("selftest", f"planted times, run {number + 1} of {runs}")

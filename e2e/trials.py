@@ -16,6 +16,7 @@ from e2e.schema.policy import Policy
 from e2e.schema.selftest import Catch, Effect, FalseAlarm, NoiseFloor, Resolvable, Trial
 from e2e.schema.words import Mode, Outcome, ReasonKind, Role, kind_of
 from e2e.units import Ratio, Seconds
+from e2e.weighing import weigh
 
 SIZES = (0.01, 0.02, 0.05)
 """Planted effects, as shares of the step. Source: METHOD.md B8.7, and the margin itself."""
@@ -84,7 +85,7 @@ def trials_of(timed: Timed, base: Evidence, policy: Policy, *, dtype: str) -> li
 def _trial(timed: Timed, scene: Scene, base: Evidence, policy: Policy, dtype: str) -> Trial:
     evidence = staged(timed, scene, base, dtype=dtype)
     verdict = judge(evidence, policy)
-    row = next((row for row in verdict.latency.against if row.opponent == policy.decides), None)
+    row = weigh(evidence, policy).deciding  # the verdict shows none beside wrong outputs
     return Trial(
         run=timed.number,
         planted=scene.planted,

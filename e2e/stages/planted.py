@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from typing import Literal
 
 from e2e import stats
 from e2e.arm_names import AS_SHIPPED, ArmName
-from e2e.builders.planted import LATE_TRICKS, REFERENCE, TRICKS
+from e2e.builders.planted import LATE_CALLS, LATE_TRICKS, REFERENCE, TRICKS
 from e2e.crew import CandidateFault
 from e2e.judge import judge
 from e2e.measure.audit import Fingerprint, Replay
@@ -89,27 +90,29 @@ def catches(course: Course) -> list[Catch]:
     return found
 
 
-def late_catches(course: Course, *, steps: int) -> list[Catch]:
+def late_catches(course: Course) -> list[Catch]:
     """Kernels that turn wrong while they are timed, and one that does not: their timed outputs tell."""
     found = []
     for entry in (REFERENCE, *(f"trick:{name}" for name in LATE_TRICKS)):
         own = replace(_with(course, entry), digests={})
         try:
-            _time_outputs(own, steps)
+            _time_outputs(own)
         except CandidateFault as caught:
             own.fail(caught.fault)
         found.append(_catch(own, entry, "timing"))
     return found
 
 
-def _time_outputs(course: Course, steps: int) -> None:
+def _time_outputs(course: Course) -> None:
+    """One block beside the baseline, so long that a late trick spoils about half of its steps."""
+    assert course.evidence.engagement is not None
+    steps = math.ceil(LATE_CALLS / max(1, course.evidence.engagement.calls))
     plan = {AS_SHIPPED: steps, CANDIDATE: steps}
     with course.crew.candidate_worker(course.fqns, stage=Stage.VERDICT) as worker:
         for arm in plan:
             course.crew.ask(worker, "prepare", stage=Stage.VERDICT, arm=arm, profiled=False)
         course.crew.require(worker, "settle")
-        for block in range(course.policy.blocks):
-            _block(course, worker, plan, number=0, block=block)
+        _block(course, worker, plan, number=0, block=0)
     count = len(course.digests)
     audit = Audit(steps_timed=count, steps_committed=count, steps_audited=0, mismatches=[], baseline_repeats=None)
     course.learn(audit=audit.model_copy(update=compared(course.digests, dtype=course.crew.cell.dtype)))
@@ -191,15 +194,21 @@ def time_run(course: Course, clock: Clock, *, number: int) -> Timed | None:
         if own.deadline.left_s < (workers - place) * clock.worker_s:
             return None
         own.progress.advance(place, workers, f"run {number + 1}: worker", own.deadline.left_s)
-        timed.pauses[number * workers + place] = _one_worker(own, clock, number=number * workers + place)
+        pauses = _one_worker(own, clock, number=number * workers + place)
+        if pauses is None:
+            return None
+        timed.pauses[number * workers + place] = pauses
     timed.segments = own.evidence.segments
     timed.digests, timed.steps_run, timed.steps_committed = own.digests, own.steps_run, own.steps_committed
     timed.replays = _replays(own, clock)
     return timed
 
 
-def _one_worker(course: Course, clock: Clock, *, number: int) -> dict[str, Seconds]:
-    """All arms in a fresh process, one discarded block, then the counted ones; what the pauses took there."""
+def _one_worker(course: Course, clock: Clock, *, number: int) -> dict[str, Seconds] | None:
+    """All arms in a fresh process, one discarded block, then the counted ones; what the pauses took there.
+
+    None when the time was over before.
+    """
     start = time.monotonic()
     with course.crew.candidate_worker(course.fqns, stage=Stage.VERDICT) as worker:
         order = list(clock.plan)
@@ -212,6 +221,8 @@ def _one_worker(course: Course, clock: Clock, *, number: int) -> dict[str, Secon
         course.crew.require(worker, "settle")
         ready = time.monotonic()
         for block in range(-1, course.policy.blocks):
+            if course.deadline.left_s <= 0:
+                return None
             _block(course, worker, clock.plan, number=number, block=block)
         clock.opening_s = max(clock.opening_s, ready - start)
         clock.timed_s = max(clock.timed_s, time.monotonic() - ready)
