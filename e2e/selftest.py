@@ -203,5 +203,5 @@ def _report(
         telemetry=findings.telemetry,
         unseen=findings.unseen,
         faults=trials.faults_of(effects, findings.catches),
-        doubts=trials.doubts_of([effect for effect in effects if effect.planted > 0]),
+        doubts=trials.doubts_of(effects),
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from e2e import stats, wording
 from e2e.arm_names import AS_SHIPPED, ArmName
 from e2e.judge import judge
-from e2e.measure.audit import APART, EPSILON, Fingerprint, Replay, Tolerance, conclude, disagreements
+from e2e.measure.audit import Fingerprint, Replay, Tolerance, allowed_apart, conclude, disagreements
 from e2e.schema.evidence import ArmRecord, Audit, Evidence, Segment
 from e2e.schema.policy import Policy
 from e2e.schema.selftest import Catch, Effect, FalseAlarm, NoiseFloor, Resolvable, Trial
@@ -121,12 +121,12 @@ def staged(timed: Timed, scene: Scene, base: Evidence, *, dtype: str) -> Evidenc
             "candidate": CANDIDATE,
             "segments": segments,
             "workers_finished": len(timed.pauses),
-            "audit": _audit(timed, parts, dtype),
+            "audit": _audit(timed, parts, base, dtype),
         }
     )
 
 
-def _audit(timed: Timed, parts: Mapping[str, str], dtype: str) -> Audit:
+def _audit(timed: Timed, parts: Mapping[str, str], base: Evidence, dtype: str) -> Audit:
     replays = [
         Replay(parts[replay.arm], replay.committed, replay.replayed) for replay in timed.replays if replay.arm in parts
     ]
@@ -138,12 +138,12 @@ def _audit(timed: Timed, parts: Mapping[str, str], dtype: str) -> Audit:
         tolerance=Tolerance(),
     )
     digests = {(parts[arm], seed): digest for (arm, seed), digest in timed.digests.items() if arm in parts}
-    return found.model_copy(update=compared(digests, dtype=dtype))
+    return found.model_copy(update=compared(digests, base, dtype=dtype))
 
 
-def compared(digests: Mapping[tuple[str, int], Fingerprint], *, dtype: str) -> dict[str, object]:
+def compared(digests: Mapping[tuple[str, int], Fingerprint], base: Evidence, *, dtype: str) -> dict[str, object]:
     """Fields of an audit: the candidate's timed outputs against the baseline's on the same input."""
-    allowed = APART * EPSILON[dtype] / 4
+    allowed = allowed_apart(base.model_check.error_baseline if base.model_check else None, dtype)
     wrong, count = disagreements(digests, candidate=CANDIDATE, baseline=AS_SHIPPED, allowed=allowed)
     return {"steps_compared": count, "disagreements": [f"{CANDIDATE}: {wrong} of {count}"] if wrong else []}
 
@@ -180,6 +180,8 @@ def _effect(planted: Ratio, rows: Sequence[Trial]) -> Effect:
         true_speedup=_geometric_mean([row.true_speedup for row in rows]),
         mean_estimate=_geometric_mean([row.speedup.point_estimate for row in rows if row.speedup]),
         covered=sum(row.is_covered for row in rows),
+        quiet_runs=sum(row.is_quiet for row in rows),
+        quiet_covered=sum(row.is_covered for row in rows if row.is_quiet),
         confirmed=outcomes[Outcome.CONFIRMED],
         refuted=outcomes[Outcome.REFUTED],
         inconclusive=outcomes[Outcome.INCONCLUSIVE],
@@ -248,8 +250,9 @@ def faults_of(effects: Sequence[Effect], catches: Sequence[Catch]) -> list[str]:
             found.append(f"{name} was CONFIRMED as a gain in {effect.confirmed} of {effect.runs} runs")
         if effect.other:
             found.append(f"{name} was called wrong or failed in {effect.other} of {effect.runs} runs")
-        if binomial_tail(effect.covered, effect.runs, COVERAGE) < SURELY:
-            found.append(f"{name}: the interval contained the truth in only {effect.covered} of {effect.runs} runs")
+        if binomial_tail(effect.quiet_covered, effect.quiet_runs, COVERAGE) < SURELY:
+            covered = f"{effect.quiet_covered} of {effect.quiet_runs} runs"
+            found.append(f"{name}: the interval contained the truth in only {covered}")
     for catch in catches:
         if not catch.is_right:
             what = "was not caught" if catch.kind == "wrong" else "is right, and was accused"
@@ -262,10 +265,15 @@ def doubts_of(effects: Sequence[Effect]) -> list[str]:
     if not effects:
         return ["no run was finished in this time: give a larger --budget"]
     largest = max(effects, key=lambda effect: effect.planted)
+    found = []
     if largest.confirmed < POWER * largest.runs:
-        found = f"{largest.confirmed} of {largest.runs} runs"
-        return [f"{effect_name(largest.planted)} was found in only {found}: this machine is too noisy for it"]
-    return []
+        number = f"{largest.confirmed} of {largest.runs} runs"
+        found.append(f"{effect_name(largest.planted)} was found in only {number}: this machine is too noisy for it")
+    missed = [effect for effect in effects if binomial_tail(effect.covered, effect.runs, COVERAGE) < SURELY]
+    if any(effect.quiet_runs < effect.runs for effect in missed):
+        names = ", ".join(effect_name(effect.planted) for effect in missed)
+        found.append(f"other processes used the machine, and the interval often missed the truth of {names}")
+    return found
 
 
 def effect_name(planted: Ratio) -> str:

@@ -31,6 +31,11 @@ class Trial(Record):
     """Every reason of the verdict, flags included."""
 
     @property
+    def is_quiet(self) -> bool:
+        """Whether the machine was ours: what a pause costs is not known where others take turns with it."""
+        return ReasonCode.CONTENTION not in self.codes
+
+    @property
     def is_covered(self) -> bool:
         """Whether the interval contains the truth."""
         return self.speedup is not None and self.speedup.lower_bound <= self.true_speedup <= self.speedup.upper_bound
@@ -46,6 +51,9 @@ class Effect(Record):
     mean_estimate: Ratio
     covered: int
     """Runs whose interval contains the truth."""
+    quiet_runs: int
+    """Runs during which no other process was seen to use the machine."""
+    quiet_covered: int
     confirmed: int
     refuted: int
     inconclusive: int

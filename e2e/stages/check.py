@@ -50,7 +50,7 @@ def check(course: Course) -> None:
             _training(course, worker)
         else:
             engage(course, worker)
-            _model(course, worker)
+            check_outputs(course, worker)
         wait_for(course, warmers)
     finally:
         for process in (worker, *(warmer for warmer, _ in warmers)):
@@ -231,7 +231,8 @@ def _op_check(row: dict[str, Any], remark: dict[str, Any]) -> OpCheck:
     return OpCheck.model_validate({**empty, **row, "repeats": remark.get("repeats")})
 
 
-def _model(course: Course, worker: Worker) -> None:
+def check_outputs(course: Course, worker: Worker) -> None:
+    """The whole model's outputs with the candidate bound in that worker."""
     course.progress.stage("check", "the model's outputs, against one precision higher")
     assert course.clean is not None
     crew, tokens = course.crew, _model_tokens(course)

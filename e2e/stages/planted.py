@@ -22,7 +22,7 @@ from e2e.schema.evidence import Audit, Evidence
 from e2e.schema.kernel import Kernel, Manifest
 from e2e.schema.selftest import Catch
 from e2e.schema.words import Role, Stage
-from e2e.stages.check import check_mutants, check_op, engage, know_device, survey
+from e2e.stages.check import check_mutants, check_op, check_outputs, engage, know_device, survey
 from e2e.stages.course import Course
 from e2e.stages.timing import run_block
 from e2e.trials import CANDIDATE, SHAM, Timed, compared
@@ -92,6 +92,8 @@ def catches(course: Course) -> list[Catch]:
 
 def late_catches(course: Course) -> list[Catch]:
     """Kernels that turn wrong while they are timed, and one that does not: their timed outputs tell."""
+    with course.crew.candidate_worker(course.fqns, stage=Stage.CHECK) as worker:
+        check_outputs(course, worker)  # how rough the baseline is, and so how far apart right outputs may be
     found = []
     for entry in (REFERENCE, *(f"trick:{name}" for name in LATE_TRICKS)):
         own = replace(_with(course, entry), digests={})
@@ -115,7 +117,7 @@ def _time_outputs(course: Course) -> None:
         _block(course, worker, plan, number=0, block=0)
     count = len(course.digests)
     audit = Audit(steps_timed=count, steps_committed=count, steps_audited=0, mismatches=[], baseline_repeats=None)
-    course.learn(audit=audit.model_copy(update=compared(course.digests, dtype=course.crew.cell.dtype)))
+    course.learn(audit=audit.model_copy(update=compared(course.digests, course.evidence, dtype=course.crew.cell.dtype)))
 
 
 def _with(course: Course, entry: str) -> Course:

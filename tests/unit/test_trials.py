@@ -83,6 +83,13 @@ def test_intervals_that_miss_the_truth_too_often_are_a_fault() -> None:
     assert [] == trials.faults_of([effect(0.02, runs=20, covered=16)], []), "chance gives that once in 25 times"
 
 
+def test_where_others_use_the_machine_a_missed_truth_is_a_doubt_and_no_fault() -> None:
+    missing = effect(0.02, runs=20, covered=12).model_copy(update={"quiet_runs": 2, "quiet_covered": 1})
+    assert [] == trials.faults_of([missing], [])
+    assert "missed the truth of a gain of 2 %" in trials.doubts_of([missing])[-1]
+    assert 1 == len(trials.doubts_of([effect(0.02, runs=20, covered=20)])), "only the power is not shown"
+
+
 def test_identical_code_that_is_called_wrong_is_a_fault() -> None:
     effects = by_effect([timed_run(1, stale=TWIN)])
     assert 1 == effects[0.0].other
@@ -119,6 +126,8 @@ def effect(planted: float, *, runs: int, covered: int) -> Effect:
         true_speedup=1 + planted,
         mean_estimate=1 + planted,
         covered=covered,
+        quiet_runs=runs,
+        quiet_covered=covered,
         confirmed=0,
         refuted=0,
         inconclusive=runs,
