@@ -172,7 +172,7 @@ def trace(
 def selftest(
     context: typer.Context,
     workload: Annotated[
-        str, typer.Argument(metavar="[WORKLOAD]", help="Workload file, or a shipped name.", show_default=True)
+        str, typer.Argument(metavar="WORKLOAD", help="Workload file, or a shipped name.")
     ] = "tiny_llama_infer",
     runs: Annotated[int, typer.Option(metavar="N", min=1, help="Runs of planted times.")] = 20,
     overrides: Annotated[
