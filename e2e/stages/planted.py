@@ -6,7 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from e2e import stats
@@ -149,15 +149,20 @@ class Clock:
     step_s: Seconds
     plan: Mapping[str, int]
     pauses: Mapping[str, Seconds]
-    opening_s: Seconds = 0.0
-    """Of the slowest worker: until its arms were ready."""
-    timed_s: Seconds = 0.0
-    """Of the slowest worker: its blocks."""
+    openings: list[Seconds] = field(default_factory=list)
+    """Of every worker: until its arms were ready."""
+    timings: list[Seconds] = field(default_factory=list)
+    """Of every worker: its blocks."""
 
     @property
-    def worker_s(self) -> Seconds:
-        """The whole of a worker."""
-        return self.opening_s + self.timed_s
+    def opening_s(self) -> Seconds:
+        """Of a usual worker; 0 before the first."""
+        return stats.median(self.openings) if self.openings else 0.0
+
+    @property
+    def timed_s(self) -> Seconds:
+        """Of a usual worker; 0 before the first."""
+        return stats.median(self.timings) if self.timings else 0.0
 
 
 def pilot(course: Course) -> Seconds:
@@ -193,7 +198,7 @@ def time_run(course: Course, clock: Clock, *, number: int) -> Timed | None:
     timed = Timed(number)
     workers = own.policy.looks[0]
     for place in range(workers):
-        if own.deadline.left_s < (workers - place) * clock.worker_s:
+        if own.deadline.left_s < (workers - place) * (clock.opening_s + clock.timed_s):
             return None
         own.progress.advance(place, workers, f"run {number + 1}: worker", own.deadline.left_s)
         pauses = _one_worker(own, clock, number=number * workers + place)
@@ -226,8 +231,8 @@ def _one_worker(course: Course, clock: Clock, *, number: int) -> dict[str, Secon
             if course.deadline.left_s <= 0:
                 return None
             _block(course, worker, clock.plan, number=number, block=block)
-        clock.opening_s = max(clock.opening_s, ready - start)
-        clock.timed_s = max(clock.timed_s, time.monotonic() - ready)
+        clock.openings.append(ready - start)
+        clock.timings.append(time.monotonic() - ready)
         return {arm: _pause_s(course, worker, arm) for arm, pause_s in clock.pauses.items() if pause_s}
 
 
