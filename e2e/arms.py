@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from e2e.arm_names import ArmName
 from e2e.binding import registered
 from e2e.measure.fingerprint import Ring
+from e2e.measure.pause import Pause
 from e2e.patch import Patch, copy_sharing_weights, observed, sites_in
 from e2e.protocols import Op, Site
 from e2e.schema.words import Mode, Role
+from e2e.stats import median
 from e2e.units import Seconds
 
 REGION = "Torch-Compiled Region"
@@ -51,6 +53,8 @@ class Arm:
     backend: CountingBackend | None
     fixed_seed: int | None = None
     """Headroom arms replay one batch's outputs, so they always run that batch."""
+    pause: Pause | None = None
+    """What every step of a planted arm waits for as well."""
 
 
 class CountingBackend:
@@ -164,6 +168,23 @@ class Arena:
             return True
         return False
 
+    def plant(self, name: str, *, pause_s: Seconds, seed: int) -> None:
+        """Prepare identical code whose every step takes that much longer; 0 makes it one more twin."""
+        self.prepare(name, seed=seed, profiled=False)
+        if pause_s:
+            self._arms[name].pause = Pause(pause_s, self._session.device)
+            self.run(name, seeds=[seed + 3])
+
+    def pause_s(self, name: str, *, seeds: list[int]) -> Seconds:
+        """What a planted arm's pause really takes between steps; one step for each seed."""
+        arm = self._arms[name]
+        assert arm.pause is not None
+        taken = []
+        for batch in self.batches(arm, seeds):
+            self._execute(arm, batch)
+            taken.append(arm.pause.take())
+        return median(taken)
+
     def run(self, name: str, *, seeds: list[int]) -> list[Any]:
         """Steps of one arm, one per seed, and their fingerprints."""
         arm = self._arms[name]
@@ -259,13 +280,18 @@ class Arena:
             self._session.reset()
             if arm.name.mode.is_graphed and arm.name.mode.is_compiled:
                 torch.compiler.cudagraph_mark_step_begin()
-            return arm.program(*self._moved(batch))
+            outputs = arm.program(*self._moved(batch))
+            if arm.pause is not None:
+                arm.pause()
+            return outputs
 
     def _swap(self, name: ArmName, sites: list[Site], seed: int) -> None:
         usable = [site for site in sites if self._candidate is None or site.fqn in self._candidate.fqns]
         if name.role is Role.CANDIDATE:
             function = self._candidate_function(name.mode)
             Patch(self._op, usable, lambda site: function)
+        elif name.role is Role.PLANTED:
+            Patch(self._op, sites, lambda site: None)
         elif name.alternative is not None:
             function = self._alternative(name.alternative, name.mode)
             Patch(self._op, sites, lambda site: function)

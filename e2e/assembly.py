@@ -1,6 +1,6 @@
 """Pieces to Result: what was observed in every cell, what it means, and where it happened.
 
-Pure but for one look at the environment.
+Pure but for one look at the environment, and one for the machine's newest self-test.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from e2e.request import Loaded, Request
 from e2e.schema.evidence import Evidence
 from e2e.schema.result import CellResult, ErrorRecord, Result, SetUp
 from e2e.schema.workload import Cell
+from e2e.selftest_store import newest
 from e2e.surroundings import packages
 from e2e.sweep import sweep
 
@@ -82,6 +83,7 @@ def assemble(
         seed=loaded.seed,
         environment=environment(loaded, evidence),
         unseen=evidence.unseen if evidence else [],
+        selftest=newest(evidence.device) if evidence else None,
         feedback=(
             feedback.feedback(
                 chosen.evidence,

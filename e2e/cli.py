@@ -165,6 +165,47 @@ def trace(
 
 
 @app.command()
+def selftest(
+    context: typer.Context,
+    workload: Annotated[
+        str, typer.Argument(metavar="WORKLOAD", help="Workload file, or a shipped name.")
+    ] = "tiny_llama_infer",
+    runs: Annotated[int, typer.Option(metavar="N", min=1, help="Runs of planted times.")] = 20,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a workload field.")
+    ] = None,
+    policy: Annotated[str | None, typer.Option(metavar="FILE", help="Policy file or built-in name.")] = None,
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda[:N]", help="Where to run.")] = "auto",
+    budget: Annotated[float | None, typer.Option(metavar="SECONDS", min=1.0, help="Time for all of it.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of inputs and schedule.")] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the report goes.")] = Path("results"),
+    as_json: Annotated[bool, typer.Option("--json", help="Report on stdout as JSON, all else on stderr.")] = False,
+) -> int:
+    """What this machine can tell apart, and whether wrong kernels are caught on it."""
+    from e2e import selftest as own
+    from e2e.progress import for_people
+    from e2e.reports.text import printed
+    from e2e.request import Request
+    from e2e.selftest_story import tell
+
+    request = Request(
+        workload=workload,
+        kernels=(),
+        overrides=tuple(overrides or ()),
+        policy=policy,
+        device=device,
+        budget_s=budget,
+        seed=seed,
+        out=out,
+        command=("e2e", *context.obj),
+    )
+    with contextlib.closing(for_people(sys.stderr)) as progress:
+        report = own.selftest(request, runs=runs, progress=progress)
+    _emit(report.model_dump_json(indent=1) + "\n" if as_json else printed(tell(report)))
+    return own.exit_code(report)
+
+
+@app.command()
 def doctor() -> int:
     """What works here, and which verdicts are possible."""
     from e2e.doctor import diagnose, render

@@ -121,13 +121,21 @@ class Crew:
             CandidateFault: the candidate could not be loaded.
         """
         worker = self.worker(clean=False)
+        self.bind(worker, fqns, stage=stage)
+        self.require(worker, "arena", stage=stage)
+        return worker
+
+    def bind(self, worker: Worker, fqns: list[str], *, stage: Stage) -> None:
+        """Load the candidate into a worker, in the place of what it may hold already.
+
+        Raises:
+            CandidateFault: the candidate could not be loaded.
+        """
         assert self.built is not None
         adopted = {name: built.model_dump(mode="json") for name, built in self.adopted.items()}
         start = time.monotonic()
         self.ask(worker, "bind", stage=stage, built=self.built.model_dump(mode="json"), fqns=fqns, adopted=adopted)
         self.bind_s = time.monotonic() - start if self.bind_s is None else self.bind_s
-        self.require(worker, "arena", stage=stage)
-        return worker
 
     def hand_over_compiled(self) -> None:
         """Give this kernel's workers what clean ones compiled, over whatever an earlier run of it left there.

@@ -164,7 +164,7 @@ def build(loaded: Loaded, kernel: Kernel, folder: str, run: store.Run, progress:
 def collect(loaded: Loaded, cell: Cell, run: store.Run, progress: Progress) -> Evidence:
     """Every stage in order, until one ends the run or the asked one is reached."""
     scratch = Path(tempfile.mkdtemp(prefix="e2e-"))
-    course = _course(loaded, cell, run, progress, scratch)
+    course = course_of(loaded, cell, run, progress, scratch)
     for missed in pins_missed(course.evidence, course.policy.pins):
         progress.note(f"this run cannot count under policy {course.policy.name}: {missed}")
     try:
@@ -225,13 +225,14 @@ def _is_final(course: Course) -> bool:
     return is_final(judge(so_far, course.policy).outcome, course.policy, cells=course.cells)
 
 
-def _course(
+def course_of(
     loaded: Loaded,
     cell: Cell,
     run: store.Run,
     progress: Progress,
     scratch: Path,
 ) -> Course:
+    """The way through one cell, nothing started yet."""
     crew = Crew(
         workload=loaded.workload,
         cell=cell,

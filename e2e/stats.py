@@ -263,9 +263,15 @@ def minimum_detectable(estimates: Sequence[float], *, level: float, power: float
     Source:
         METHOD.md B2.14: (t((1 + level) / 2) + t(power)) x sd / sqrt(workers).
     """
+    count = len(estimates)
     _, error = _mean_and_error(estimates)
-    df = len(estimates) - 1
-    return math.expm1((t_quantile((1 + level) / 2, df) + t_quantile(power, df)) * error)
+    return detectable(error * math.sqrt(count), workers=count, level=level, power=power)
+
+
+def detectable(worker_sd: float, *, workers: int, level: float, power: float = 0.9) -> Ratio:
+    """As `minimum_detectable`, from the standard deviation of worker estimates and a number of workers."""
+    quantiles = t_quantile((1 + level) / 2, workers - 1) + t_quantile(power, workers - 1)
+    return math.expm1(quantiles * worker_sd / math.sqrt(workers))
 
 
 def workers_for(target: float, *, half_width: float, workers: int, level: float, most: int = 200) -> int | None:

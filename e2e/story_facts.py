@@ -49,7 +49,8 @@ def facts_of(result: Result, cell: CellResult, *, is_deciding: bool) -> tuple[tu
         *_resolution(evidence, verdict, result.policy),
     ]
     if is_deciding:
-        facts += [*_set_up(result, evidence), *_time(result, evidence), *_claim(result), *_scope(result, cell)]
+        facts += [*_selftest(result), *_set_up(result, evidence), *_time(result, evidence)]
+        facts += [*_claim(result), *_scope(result, cell)]
     return tuple((label, clean(text)) for label, text in facts)
 
 
@@ -194,6 +195,19 @@ def _time(result: Result, evidence: Evidence) -> Facts:
 def _inputs(result: Result) -> str:
     moved = result.workload is not None and "transfer" in result.workload.include
     return "inputs move to the device within the step" if moved else "inputs on the device beforehand"
+
+
+def _selftest(result: Result) -> Facts:
+    """What this machine could tell apart when it was tested last."""
+    note = result.selftest
+    if note is None:
+        return
+    text = f"{count(note.workers, 'process', 'processes')} of identical code agree within {percent(note.half_width)}"
+    text += f"; {count(note.runs, 'run')} of identical code, {note.confirmed or 'none'} confirmed"
+    text += f"; {note.wrong_caught} of {count(note.wrong, 'wrong kernel')} caught"
+    text += f"; self-test of {note.created[:10]} on {note.workload}"
+    text += f", WITH {count(note.faults, 'FAULT')}: trust no verdict before it is clean" if note.faults else ""
+    yield "this machine", text
 
 
 def _set_up(result: Result, evidence: Evidence) -> Facts:

@@ -128,12 +128,14 @@ def arm(name: str) -> str:
         return f"identical code ({words})"
     if parsed.role is Role.HEADROOM:
         return f"op replaced by nothing ({words})"
+    if parsed.role is Role.PLANTED:
+        return f"planted ({words})"
     return words
 
 
-def count(number: int, noun: str) -> str:
+def count(number: int, noun: str, plural: str | None = None) -> str:
     """`1 site`, `33 sites`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def _significant(value: float, digits: int) -> str:

@@ -270,6 +270,14 @@ class Handlers:
         """See Arena.prepare."""
         return self.arena.prepare(arm, seed=self.seed, profiled=profiled)
 
+    def do_plant(self, *, arm: str, pause_s: float) -> None:
+        """See Arena.plant."""
+        self.arena.plant(arm, pause_s=pause_s, seed=self.seed)
+
+    def do_pause(self, *, arm: str, seeds: list[int]) -> dict[str, Any]:
+        """See Arena.pause_s."""
+        return {"pause_s": self.arena.pause_s(arm, seeds=seeds)}
+
     def do_quick(self, *, arm: str) -> dict[str, Any]:
         """Seconds per step of an arm by this process's own clock, to size segments only."""
         import time

@@ -88,6 +88,11 @@ class Tolerance:
         return min(MOST, max(SPREAD * (spread or 0.0), SPREAD * self.rounding if varies else 0.0))
 
 
+def allowed_apart(rough: float | None, dtype: str) -> float:
+    """How far two right arms' answers to one input may be from each other; `rough` is the baseline's own error."""
+    return min(FAR, APART * ((rough or 0.0) + EPSILON[dtype] / 4))
+
+
 def disagreements(
     committed: Mapping[tuple[str, int], Fingerprint], *, candidate: str, baseline: str, allowed: float
 ) -> tuple[int, int]:

@@ -27,9 +27,14 @@ class TextReport:
 
     def render(self, result: Result) -> str:
         """The whole report."""
-        stream = io.StringIO()
-        _story(_console(stream), tell(result))
-        return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+        return printed(tell(result))
+
+
+def printed(story: Story) -> str:
+    """Any story as text."""
+    stream = io.StringIO()
+    _story(_console(stream), story)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
 
 
 def _console(stream: io.StringIO) -> Console:

@@ -12,6 +12,7 @@ from e2e.schema.evidence import Engagement, Evidence
 from e2e.schema.kernel import Claim, Kernel
 from e2e.schema.policy import Policy
 from e2e.schema.record import Record
+from e2e.schema.selftest import SelftestNote
 from e2e.schema.verdict import Estimate, Latency, MemoryVerdict, NumericsVerdict, Reason, Verdict
 from e2e.schema.words import Label, Outcome, Stage
 from e2e.schema.workload import Cell, Workload
@@ -173,6 +174,8 @@ class Result(Record):
     unseen: list[str]
     feedback: Feedback | None
     error: ErrorRecord | None
+    selftest: SelftestNote | None = None
+    """The newest self-test of this machine; None where there was none."""
     samples_sha256: str | None = None
     """Of samples.csv, so that an edited file is noticed."""
     random_weights: bool = False

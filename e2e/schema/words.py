@@ -57,6 +57,8 @@ class Role(StrEnum):
     CANDIDATE = "candidate"
     SHAM = "sham"
     HEADROOM = "headroom"
+    PLANTED = "planted"
+    """Identical code that `e2e selftest` slows down by a known time, or not at all."""
 
 
 class Mode(StrEnum):

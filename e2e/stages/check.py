@@ -30,8 +30,8 @@ def check(course: Course) -> None:
     course.progress.stage("check", "loading the model, looking for the op's sites")
     with course.spending("load"):
         course.clean = course.crew.worker(clean=True)
-    _device(course)
-    _survey(course)
+    know_device(course)
+    survey(course)
     if not course.fqns:
         course.finish(STAGE)
         return
@@ -43,18 +43,21 @@ def check(course: Course) -> None:
     worker = course.crew.candidate_worker(course.fqns, stage=STAGE)
     course.learn(bind_s=course.crew.bind_s)
     try:
-        _ops(course, worker)  # first: a wrong dtype or shape would only raise somewhere in the model
+        course.progress.stage("check", "the op on the model's own activations, against float64")
+        check_op(course, worker)  # first: a wrong dtype or shape would only raise somewhere in the model
+        check_mutants(course)
         if course.crew.cell.step == "train":
             _training(course, worker)
         else:
-            _engage(course, worker)
-            _model(course, worker)
+            engage(course, worker)
+            check_outputs(course, worker)
     finally:
         worker.close()
     course.finish(STAGE)
 
 
-def _device(course: Course) -> None:
+def know_device(course: Course) -> None:
+    """Where the clean worker runs."""
     assert course.clean is not None
     facts = course.clean.facts
     course.facts |= facts
@@ -70,7 +73,7 @@ def _device(course: Course) -> None:
     )
 
 
-def _survey(course: Course) -> None:
+def survey(course: Course) -> None:
     """What the model's sites are, which of them mean the op, and which the candidate takes."""
     assert course.clean is not None
     found = course.crew.require(
@@ -181,7 +184,7 @@ def mode_problem(course: Course, mode: Mode) -> str | None:
     return None
 
 
-def _engage(course: Course, worker: Worker) -> None:
+def engage(course: Course, worker: Worker) -> None:
     """One untimed step with counted calls: each patched site must run as often as the op occurs there."""
     course.progress.stage("check", "does the kernel run at its sites?")
     reply = course.crew.ask(worker, "engage", stage=STAGE)
@@ -200,14 +203,20 @@ def _know_calls(course: Course, calls: dict[str, Any], *, proof: str, moved: boo
     _know_sites(course, records, proof=proof, moved=moved)
 
 
-def _ops(course: Course, worker: Worker) -> None:
-    course.progress.stage("check", "the op on the model's own activations, against float64")
+def check_op(course: Course, worker: Worker) -> None:
+    """The candidate bound in that worker on every captured and edge input."""
     ratio = course.policy.numerics.error_ratio
     inputs, outputs = course.path("calls.safetensors"), course.path("op-outputs.safetensors")
     remarks = course.crew.ask(worker, "run_ops", stage=STAGE, inputs=str(inputs), outputs=str(outputs))["remarks"]
     assert course.clean is not None
     rows = course.crew.require(course.clean, "compare_ops", outputs=str(outputs), ratio=ratio)["checks"]
     course.learn(op_checks=[_op_check(row, remark) for row, remark in zip(rows, remarks, strict=True)])
+
+
+def check_mutants(course: Course) -> None:
+    """The same comparison, on wrong kernels made on purpose."""
+    assert course.clean is not None
+    ratio = course.policy.numerics.error_ratio
     mutants = course.crew.require(course.clean, "mutants", ratio=ratio)["mutants"]
     course.learn(mutants=[MutantCheck.model_validate(row) for row in mutants])
 
@@ -232,7 +241,8 @@ def _op_check(row: dict[str, Any], remark: dict[str, Any]) -> OpCheck:
     return OpCheck.model_validate({**empty, **row, "repeats": remark.get("repeats")})
 
 
-def _model(course: Course, worker: Worker) -> None:
+def check_outputs(course: Course, worker: Worker) -> None:
+    """The whole model's outputs with the candidate bound in that worker."""
     course.progress.stage("check", "the model's outputs, against one precision higher")
     assert course.clean is not None
     crew, tokens = course.crew, _model_tokens(course)

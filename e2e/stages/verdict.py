@@ -8,7 +8,7 @@ from typing import Any
 
 from e2e import stats, wording
 from e2e.arm_names import AS_SHIPPED, ArmName, is_adopted
-from e2e.measure.audit import APART, EPSILON, FAR, Fingerprint, Replay, Tolerance, conclude, disagreements
+from e2e.measure.audit import Fingerprint, Replay, Tolerance, allowed_apart, conclude, disagreements
 from e2e.measure.schedule import steps_for
 from e2e.processes import Worker
 from e2e.schema.evidence import CleanTime
@@ -184,13 +184,11 @@ def _audit(course: Course, plan: dict[str, int]) -> None:
 def _agreement(course: Course) -> dict[str, Any]:
     """Every timed step of the candidate against the baseline's answer to the same input."""
     model, candidate = course.evidence.model_check, str(course.evidence.candidate)
-    rough = (model.error_baseline or 0.0) if model else 0.0
-    floor = EPSILON[course.crew.cell.dtype] / 4
     wrong, count = disagreements(
         course.digests,
         candidate=candidate,
         baseline=str(course.evidence.baseline),
-        allowed=min(FAR, APART * (rough + floor)),
+        allowed=allowed_apart(model.error_baseline if model else None, course.crew.cell.dtype),
     )
     lines = [f"{candidate}: {wrong} of {count}"] if wrong else []
     return {"steps_compared": count, "disagreements": lines}

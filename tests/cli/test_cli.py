@@ -22,7 +22,7 @@ from e2e.schema.words import Outcome, Stage
 from tests import results
 
 REPOSITORY = Path(__file__).parents[2]
-COMMANDS = ["validate", "gate", "report", "trace", "doctor", "list"]
+COMMANDS = ["validate", "gate", "report", "trace", "selftest", "doctor", "list"]
 
 
 @pytest.fixture
@@ -64,6 +64,32 @@ def test_only_the_flags_of_this_version_exist() -> None:
         "--policy", "--repeat", "--seed", "--set", "--trace", "--until", "--workers",
     }  # fmt: skip
     assert flags == set(re.findall(r"--[a-z-]+", shown))
+
+
+def test_only_the_flags_of_this_version_exist_for_selftest() -> None:
+    shown = CliRunner().invoke(app, ["selftest", "--help"], env={"COLUMNS": "200"}).stdout
+    flags = {"--budget", "--device", "--help", "--json", "--out", "--policy", "--runs", "--seed", "--set"}
+    assert flags == set(re.findall(r"--[a-z-]+", shown))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["no-such-workload"], 2, "no workload"),
+        (["--set", "step=train"], 2, "inference workload"),
+        (["--runs", "0"], 2, "--runs"),
+        (["--policy", "no-such-policy"], 2, "no policy"),
+        (["--device", "gpu"], 2, "--device gpu"),
+        (["--device", "cuda:99"], 6, "CUDA device"),
+    ],
+)
+def test_a_self_test_that_cannot_begin_says_why(
+    arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code == run(["selftest", *arguments])
+    shown = capsys.readouterr()
+    assert words in shown.err
+    assert "" == shown.out
 
 
 def test_no_arguments_print_help_and_are_no_success(capsys: pytest.CaptureFixture[str]) -> None:

@@ -166,7 +166,7 @@ def test_the_policy_is_the_callers_else_the_workloads_else_standard(here: Path) 
 
 def test_every_built_in_policy_is_valid() -> None:
     files = sorted(BUILT_IN_POLICIES.glob("*.yaml"))
-    assert [load_policy(file.stem).name for file in files] == ["demo", "standard"]
+    assert [load_policy(file.stem).name for file in files] == ["demo", "selftest", "standard"]
     assert Policy(name="standard") == load_policy("standard")
 
 

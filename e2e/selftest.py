@@ -1,0 +1,207 @@
+"""PARENT: `e2e selftest`: what this machine can tell apart, and whether wrong kernels are caught on it."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from e2e import assembly, registry, store, trials
+from e2e.arm_names import AS_SHIPPED
+from e2e.builders.planted import REFERENCE
+from e2e.cache import cache_folder
+from e2e.configuration import load_policy, load_workload
+from e2e.errors import UsageError
+from e2e.measure.devices import find_device, reserved
+from e2e.measure.machine import Watch
+from e2e.pipeline import SEED_SPACE, course_of
+from e2e.preflight import check_model
+from e2e.protocols import Progress
+from e2e.request import Loaded, Request
+from e2e.schema.evidence import Telemetry
+from e2e.schema.result import METHOD
+from e2e.schema.selftest import Catch, SelftestReport, Trial
+from e2e.schema.words import Outcome
+from e2e.schema.workload import Cell, cells_of
+from e2e.selftest_store import keep
+from e2e.stages.course import Course
+from e2e.stages.planted import Clock, catches, clock_for, for_op, late_catches, look, pilot, planted, time_run
+from e2e.stages.verdict import STAGE
+
+POLICY = "selftest"
+ANY_MODULE = "module"
+"""The op that stands for any class of modules; here for the class that the first op was found in."""
+INTERRUPTED, TOO_NOISY, FAULTY = 130, 11, 70
+
+
+@dataclass
+class Findings:
+    """What is known so far; Ctrl-C keeps it."""
+
+    base: Course | None = None
+    """The course of the first op that occurs, its honest kernel checked."""
+    clock: Clock | None = None
+    runs: list[trials.Timed] = field(default_factory=list)
+    trials: list[Trial] = field(default_factory=list)
+    catches: list[Catch] = field(default_factory=list)
+    absent_ops: list[str] = field(default_factory=list)
+    telemetry: list[Telemetry] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
+
+
+def selftest(request: Request, *, runs: int, progress: Progress) -> SelftestReport:
+    """Planted kernels, then runs of planted times until there are `runs` of them or the time is over; stores it.
+
+    Raises:
+        UsageError: the caller's mistake.
+        EnvironmentFault: this machine cannot run it.
+    """
+    started = time.monotonic()
+    loaded = load(request)
+    cell = cells_of(loaded.workload.workload)[0]
+    findings, interrupted = Findings(), False
+    scratch = Path(tempfile.mkdtemp(prefix="e2e-"))
+    course = course_of(loaded, cell, store.Run(scratch), progress, scratch)
+    try:
+        with reserved(loaded.device, cache_folder() / "locks", progress.note):
+            course.crew.start()
+            _collect(course, findings, runs)
+    except KeyboardInterrupt:
+        interrupted = True
+        if findings.base is None:  # nothing is known, not even the device
+            raise
+    finally:
+        course.crew.close()
+        shutil.rmtree(scratch, ignore_errors=True)
+    report = _report(loaded, cell, findings, runs=runs, seconds=time.monotonic() - started, interrupted=interrupted)
+    progress.note(f"stored in {keep(report, request.out)}")
+    return report
+
+
+def exit_code(report: SelftestReport) -> int:
+    """0 when all that was planted was found as it should be."""
+    if report.is_interrupted:
+        return INTERRUPTED
+    return FAULTY if report.faults else TOO_NOISY if report.doubts else 0
+
+
+def load(request: Request) -> Loaded:
+    """Read and cross-check everything before the device is touched."""
+    workload = load_workload(request.workload, request.overrides)
+    policy = load_policy(request.policy or POLICY)
+    if request.budget_s is not None:
+        budgets = policy.budgets.model_copy(update={"cell_s": request.budget_s})
+        policy = policy.model_copy(update={"budgets": budgets})
+    if workload.workload.task not in registry.names("tasks"):
+        registry.load("tasks", workload.workload.task)
+    check_model(workload)
+    if workload.workload.step == "train":
+        raise UsageError("training steps are not timed yet: give `e2e selftest` an inference workload")
+    kernel = planted(registry.names("ops")[0], REFERENCE).kernel
+    device = find_device(request.device, kernel_device=None)
+    seed = secrets.randbelow(SEED_SPACE) if request.seed is None else request.seed
+    return Loaded(request, workload, policy, kernel, device, seed)
+
+
+def _collect(course: Course, findings: Findings, runs: int) -> None:
+    for op in registry.names("ops"):
+        if op != ANY_MODULE:
+            _try_op(course, findings, op)
+    base = findings.base
+    if base is None or base.evidence.engagement is None:
+        raise UsageError(f"no op of `e2e list ops` occurs in {course.crew.workload.path.name}: choose another workload")
+    _try_op(course, findings, f"{ANY_MODULE}:{base.evidence.engagement.sites[0].owner}")
+    course.progress.stage("selftest", "kernels that turn wrong while they are timed")
+    findings.catches += late_catches(base)
+    course.progress.stage("selftest", "the step alone")
+    step_s = pilot(base)
+    findings.clock = clock_for(base, step_s, trials.pauses_for(step_s))
+    base.learn(stage_asked=STAGE, stage_finished=STAGE)
+    for number in range(runs):
+        course.progress.stage("selftest", f"planted times, run {number + 1} of {runs}")
+        if not _one_run(base, findings, number):
+            course.progress.note(f"the time is used up after {number} of {runs} runs")
+            break
+
+
+def _try_op(course: Course, findings: Findings, op: str) -> None:
+    """The op's planted kernels; the clean process of the first op that occurs stays, for the audits."""
+    course.progress.stage("selftest", f"planted kernels of {op}")
+    own = for_op(course, op)
+    if not look(own):
+        findings.absent_ops.append(op)
+        return
+    if findings.base is None:
+        findings.base = own
+    findings.catches += catches(own)
+    assert own.clean is not None
+    if findings.base is own:
+        own.crew.require(own.clean, "arena")
+        own.crew.require(own.clean, "prepare", arm=AS_SHIPPED)
+    else:
+        own.clean.close()
+
+
+def _one_run(base: Course, findings: Findings, number: int) -> bool:
+    """Whether the run was finished in time; then its trials are known."""
+    assert findings.clock is not None
+    base.watch = Watch(base.crew.device)
+    base.watch.begin()
+    timed = time_run(base, findings.clock, number=number)
+    telemetry, findings.unseen = base.watch.end()
+    if timed is None:
+        return False
+    findings.runs.append(timed)
+    findings.telemetry.append(telemetry)
+    seen = base.evidence.model_copy(update={"telemetry": telemetry})
+    found = trials.trials_of(timed, seen, base.policy, dtype=base.crew.cell.dtype)
+    findings.trials += found
+    confirmed = sum(trial.outcome is Outcome.CONFIRMED for trial in found if trial.planted > 0)
+    base.progress.note(
+        f"run {number + 1}: identical code {found[0].outcome}, {confirmed} of {len(trials.SIZES)} gains confirmed"
+    )
+    return True
+
+
+def _report(
+    loaded: Loaded, cell: Cell, findings: Findings, *, runs: int, seconds: float, interrupted: bool
+) -> SelftestReport:
+    assert findings.base is not None and findings.base.evidence.device is not None
+    policy, clock = loaded.policy, findings.clock
+    effects = trials.effects_of(findings.trials)
+    noise = None
+    if clock is not None:
+        noise = trials.noise_of(findings.runs, policy, opening_s=clock.opening_s, timed_s=clock.timed_s)
+    return SelftestReport(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        seconds=seconds,
+        command=list(loaded.request.command),
+        workload=loaded.workload.workload.name,
+        cell=cell.title,
+        policy=policy,
+        overrides=loaded.workload.overrides,
+        method=METHOD,
+        seed=loaded.seed,
+        device=findings.base.evidence.device,
+        environment=assembly.environment(loaded, findings.base.evidence),
+        step_s=clock.step_s if clock else None,
+        runs_asked=runs,
+        runs_done=len(findings.runs),
+        is_interrupted=interrupted,
+        identical=next((effect for effect in effects if effect.planted == 0), None),
+        effects=[effect for effect in effects if effect.planted != 0],
+        trials=findings.trials,
+        alarms=trials.alarms_of(findings.trials),
+        noise=noise,
+        resolvable=trials.resolvable(noise, policy) if noise else [],
+        catches=findings.catches,
+        absent_ops=findings.absent_ops,
+        telemetry=findings.telemetry,
+        unseen=findings.unseen,
+        faults=trials.faults_of(effects, findings.catches),
+        doubts=trials.doubts_of(effects),
+    )
