@@ -6,12 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from e2e import stats, wording
 from e2e.arm_names import AS_SHIPPED, ArmName
 from e2e.judge import judge
 from e2e.measure.audit import Fingerprint, Replay, Tolerance, allowed_apart, conclude, disagreements
-from e2e.schema.evidence import ArmRecord, Audit, Evidence, Segment
+from e2e.schema.evidence import Allocations, ArmRecord, Audit, Evidence, Segment, Steadiness
 from e2e.schema.policy import Policy
 from e2e.schema.selftest import Catch, Effect, FalseAlarm, NoiseFloor, Resolvable, Trial
 from e2e.schema.words import Mode, Outcome, ReasonKind, Role, kind_of
@@ -25,6 +26,7 @@ TWIN = str(ArmName(Role.PLANTED, Mode.EAGER, "twin"))
 """Identical code as the candidate."""
 VERDICT_ARMS = 4
 """Arms of a usual verdict: baseline, candidate, identical code, eager as shipped."""
+_OfArm = TypeVar("_OfArm", Allocations, Segment, Steadiness)
 MINUTES = (2.0, 5.0, 10.0, 15.0, 30.0, 60.0)
 COVERAGE, SURELY = 0.9, 0.01
 """Intervals must contain the truth in so many runs; fewer is a fault where chance gives it more rarely than this."""
@@ -52,6 +54,8 @@ class Timed:
 
     number: int
     segments: list[Segment] = field(default_factory=list)
+    steadiness: list[Steadiness] = field(default_factory=list)
+    allocations: list[Allocations] = field(default_factory=list)
     pauses: dict[int, dict[str, Seconds]] = field(default_factory=dict)
     """By worker and arm: what one pause really took there."""
     digests: dict[tuple[str, int], Fingerprint] = field(default_factory=dict)
@@ -100,9 +104,7 @@ def _trial(timed: Timed, scene: Scene, base: Evidence, policy: Policy, dtype: st
 def staged(timed: Timed, scene: Scene, base: Evidence, *, dtype: str) -> Evidence:
     """The scene's arms under the names that they have in a validation, as its evidence."""
     parts = scene.parts()
-    segments = [
-        segment.model_copy(update={"arm": parts[segment.arm]}) for segment in timed.segments if segment.arm in parts
-    ]
+    segments = [_renamed(segment, parts) for segment in timed.segments if segment.arm in parts]
     calls = base.engagement.calls if base.engagement else None
     names = [ArmName.parse(name) for name in parts.values()]
     return base.model_copy(
@@ -120,10 +122,16 @@ def staged(timed: Timed, scene: Scene, base: Evidence, *, dtype: str) -> Evidenc
             "baseline": AS_SHIPPED,
             "candidate": CANDIDATE,
             "segments": segments,
+            "steadiness": [_renamed(item, parts) for item in timed.steadiness if item.arm in parts],
+            "allocations": [_renamed(item, parts) for item in timed.allocations if item.arm in parts],
             "workers_finished": len(timed.pauses),
             "audit": _audit(timed, parts, base, dtype),
         }
     )
+
+
+def _renamed(record: _OfArm, parts: Mapping[str, str]) -> _OfArm:
+    return record.model_copy(update={"arm": parts[record.arm]})
 
 
 def _audit(timed: Timed, parts: Mapping[str, str], base: Evidence, dtype: str) -> Audit:

@@ -24,7 +24,7 @@ from e2e.schema.selftest import Catch
 from e2e.schema.words import Role, Stage
 from e2e.stages.check import check_mutants, check_op, check_outputs, engage, know_device, survey
 from e2e.stages.course import Course
-from e2e.stages.timing import run_block
+from e2e.stages.timing import run_block, warm_up
 from e2e.trials import CANDIDATE, SHAM, Timed, compared
 from e2e.units import Seconds
 
@@ -206,6 +206,7 @@ def time_run(course: Course, clock: Clock, *, number: int) -> Timed | None:
             return None
         timed.pauses[number * workers + place] = pauses
     timed.segments = own.evidence.segments
+    timed.steadiness, timed.allocations = own.evidence.steadiness, own.evidence.allocations
     timed.digests, timed.steps_run, timed.steps_committed = own.digests, own.steps_run, own.steps_committed
     timed.replays = _replays(own, clock)
     return timed
@@ -225,7 +226,7 @@ def _one_worker(course: Course, clock: Clock, *, number: int) -> dict[str, Secon
                 course.crew.require(worker, "plant", arm=arm, pause_s=clock.pauses[arm])
             else:
                 course.crew.require(worker, "prepare", arm=arm, profiled=False)
-        course.crew.require(worker, "settle")
+        warm_up(course, worker, order, worker_number=number, stage=Stage.VERDICT)
         ready = time.monotonic()
         for block in range(-1, course.policy.blocks):
             if course.deadline.left_s <= 0:
