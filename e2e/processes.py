@@ -17,9 +17,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from pydantic import ValidationError
+
 from e2e.errors import E2EError, EnvironmentFault
 from e2e.integrity.channel import Channel, ChannelClosed, ChannelGarbage, ChannelTimeout
 from e2e.integrity.isolation import die_with_parent
+from e2e.schema.answers import checked
 
 FaultKind = Literal["raised", "crashed", "exited", "timed_out", "garbage"]
 SEND_S = 30.0
@@ -175,7 +178,7 @@ class Worker:
         reply = self._next(do, timeout_s)
         if "mark" in reply:
             raise self._nonsense(do, "it marks a segment that was not asked for")
-        return self._concluded(reply)
+        return self._concluded(do, reply)
 
     def stamps(self, do: str, *, marks: int, timeout_s: float, **fields: Any) -> tuple[list[int], dict[str, Any]]:
         """Ask for a timed segment; nanoseconds of the parent's clock at every mark that comes back.
@@ -191,7 +194,7 @@ class Worker:
             if "mark" in reply:
                 stamps.append(now)
                 continue
-            reply = self._concluded(reply)
+            reply = self._concluded(do, reply)
             if len(stamps) != marks:
                 raise self._nonsense(do, f"it sent {len(stamps)} marks instead of {marks}")
             return stamps, reply
@@ -211,7 +214,7 @@ class Worker:
             raise self._nonsense(do, "it does not carry that request's number")
         return reply
 
-    def _concluded(self, reply: dict[str, Any]) -> dict[str, Any]:
+    def _concluded(self, do: str, reply: dict[str, Any]) -> dict[str, Any]:
         self._asked.popleft()
         problem = reply.get("fault")
         if isinstance(problem, dict):
@@ -222,7 +225,11 @@ class Worker:
                 code=code if isinstance(code, str) else None,
                 line=line if isinstance(line, int) else None,
             )
-        return reply
+        try:
+            return checked(do, reply)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            raise self._nonsense(do, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
     def _nonsense(self, do: str, why: str) -> WorkerFault:
         self.kill()

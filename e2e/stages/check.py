@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from e2e.arm_names import ArmName, is_adopted
-from e2e.crew import MANY_CORES
+from e2e.crew import MANY_CORES, CandidateFault
 from e2e.measure.machine import thread_count
 from e2e.numerics.constraints import declined_by
 from e2e.processes import Worker, WorkerFault
 from e2e.schema.evidence import (
     DeviceFacts,
     Engagement,
+    Fault,
     ModelCheck,
     MutantCheck,
     OpCheck,
@@ -210,6 +211,9 @@ def check_op(course: Course, worker: Worker) -> None:
     remarks = course.crew.ask(worker, "run_ops", stage=STAGE, inputs=str(inputs), outputs=str(outputs))["remarks"]
     assert course.clean is not None
     rows = course.crew.require(course.clean, "compare_ops", outputs=str(outputs), ratio=ratio)["checks"]
+    if len(rows) != len(remarks):
+        message = f"{len(remarks)} remarks on {len(rows)} calls"
+        raise CandidateFault(Fault(code=ReasonCode.TAMPERED, message=message, stage=STAGE))
     course.learn(op_checks=[_op_check(row, remark) for row, remark in zip(rows, remarks, strict=True)])
 
 
@@ -224,12 +228,12 @@ def check_mutants(course: Course) -> None:
 def _op_check(row: dict[str, Any], remark: dict[str, Any]) -> OpCheck:
     """The clean worker's numbers, with what the candidate's process remarked about the call itself."""
     empty = {"error_candidate": None, "error_baseline": None, "status": "wrong"}
-    if "declined" in remark:
+    if remark["declined"] is not None:
         return OpCheck.model_validate({**empty, **row, "status": "declined", "message": remark["declined"]})
     layout = ReasonCode.WRONG_OUTPUT_LAYOUT
     problem: tuple[ReasonCode, str] | None = None
-    if "problem" in remark:
-        problem = (layout, str(remark["problem"]))
+    if remark["problem"] is not None:
+        problem = (layout, remark["problem"])
     elif remark["inputs_changed"]:
         problem = (ReasonCode.INPUTS_CHANGED, "an input tensor was written to")
     elif remark["aliased"]:
@@ -248,7 +252,7 @@ def check_outputs(course: Course, worker: Worker) -> None:
     crew, tokens = course.crew, _model_tokens(course)
     crew.require(course.clean, "reference_logits", tokens=tokens)
     path = str(course.path("logits.safetensors"))
-    calls = crew.ask(worker, "logits", stage=STAGE, tokens=tokens, path=path).get("calls")
+    calls = crew.ask(worker, "logits", stage=STAGE, tokens=tokens, path=path)["calls"]
     row = crew.require(course.clean, "compare_logits", path=path, ratio=course.policy.numerics.error_ratio)
     course.learn(model_check=ModelCheck.model_validate({**row, "kernel_calls": calls}))
     crew.require(course.clean, "reference_step")

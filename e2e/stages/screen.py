@@ -112,7 +112,7 @@ def record_of(course: Course, arm: ArmName, reply: dict[str, Any]) -> ArmRecord:
     calls = reply["kernel_calls"]
     if arm.role is Role.CANDIDATE and arm.mode is Mode.EAGER and engagement is not None:
         calls = engagement.calls
-    status, reason = "ok", "compiled with breaks in its graph" if reply.get("graph_breaks") else None
+    status, reason = "ok", "compiled with breaks in its graph" if reply["graph_breaks"] else None
     if arm.mode.is_compiled and not reply["regions"]:
         status, reason = "void", "it ran eagerly: no compiled region was entered"
     elif arm.role is Role.CANDIDATE and not calls:

@@ -115,19 +115,18 @@ def _segment(course: Course, worker: Worker, turn: Turn, *, stage: Stage, keep: 
         raise course.crew.blame(fault, stage=stage, worker=worker) from fault
     if keep:
         _keep(course, turn, reply)
-    device_s = reply.get("device_s")
-    return Span(stamps[0], stamps[1], device_s if isinstance(device_s, float) and device_s > 0 else None)
+    return Span(stamps[0], stamps[1], reply["device_s"] or None)
 
 
 def _keep(course: Course, turn: Turn, reply: dict[str, Any]) -> None:
     """Fingerprints and what disturbed the segment, as the worker reports them."""
-    if reply.get("recompiled") and turn.arm not in course.evidence.recompiles:
+    if reply["recompiled"] and turn.arm not in course.evidence.recompiles:
         course.learn(recompiles=[*course.evidence.recompiles, turn.arm])
-    if reply.get("allocations"):
+    if reply["allocations"]:
         counts = {item.arm: item.count for item in course.evidence.allocations}
-        counts[turn.arm] = counts.get(turn.arm, 0) + int(reply["allocations"])
+        counts[turn.arm] = counts.get(turn.arm, 0) + reply["allocations"]
         course.learn(allocations=[Allocations(arm=arm, count=count) for arm, count in counts.items()])
-    found = [Fingerprint.read(value) for value in reply.get("digests", [])]
+    found = [Fingerprint.read(value) for value in reply["digests"]]
     known = {(turn.arm, seed): item for seed, item in zip(turn.seeds, found, strict=False) if item is not None}
     course.digests |= known
     course.steps_run += len(turn.seeds)

@@ -217,7 +217,7 @@ def _compare(
         reply = course.crew.require(worker, "digests", arm=replayed_as, seeds=seeds)
     else:
         reply = course.crew.ask(worker, "digests", stage=STAGE, arm=replayed_as, seeds=seeds)
-    found = [Fingerprint.read(value) for value in reply.get("digests", [])]
+    found = [Fingerprint.read(value) for value in reply["digests"]]
     found += [None] * (len(seeds) - len(found))
     course.replays += [
         Replay(arm, committed[(arm, seed)], replayed, is_clean=worker is course.clean)

@@ -189,7 +189,7 @@ COMPILED, EAGER = "candidate:compile", CANDIDATE
 
 
 def first_step(made: Course, arm: str) -> float | None:
-    reply = {"first_step_s": 0.5, "regions": 1, "kernel_calls": 13}
+    reply = {"first_step_s": 0.5, "graph_breaks": False, "regions": 1, "kernel_calls": 13}
     return record_of(made, ArmName.parse(arm), reply).first_step_s
 
 
