@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 DISTRIBUTION = "e2e-kernel-validation"
 INTERNAL_FAULT, INTERRUPTED = 70, 130
+MOST_SEED = 2**31 - 1
+"""Beyond it, step seeds, which count up from a multiple of the run's, would not fit into 64 bits."""
 
 app = typer.Typer(
     name="e2e",
@@ -87,7 +89,7 @@ def validate(
     policy: Annotated[str | None, typer.Option(metavar="FILE", help="Policy file or built-in name.")] = None,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda[:N]", help="Where to run.")] = "auto",
     budget: Annotated[float | None, typer.Option(metavar="SECONDS", min=1.0, help="Time for each cell.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of inputs and schedule.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=MOST_SEED, help="Seed of inputs and schedule.")] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where results go.")] = Path("results"),
     as_json: Annotated[bool, typer.Option("--json", help="Result on stdout, all else on stderr.")] = False,
     events: Annotated[str | None, typer.Option(metavar="FILE", help="Progress as JSON lines.")] = None,
@@ -177,7 +179,7 @@ def selftest(
     policy: Annotated[str | None, typer.Option(metavar="FILE", help="Policy file or built-in name.")] = None,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda[:N]", help="Where to run.")] = "auto",
     budget: Annotated[float | None, typer.Option(metavar="SECONDS", min=1.0, help="Time for all of it.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of inputs and schedule.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=MOST_SEED, help="Seed of inputs and schedule.")] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the report goes.")] = Path("results"),
     as_json: Annotated[bool, typer.Option("--json", help="Report on stdout as JSON, all else on stderr.")] = False,
 ) -> int:

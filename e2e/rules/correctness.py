@@ -109,8 +109,8 @@ def _role(evidence: Evidence, name: str) -> Role | None:
 def outputs_are_unverified(case: Case) -> Iterator[Reason]:
     """Not every timed step left a fingerprint of its outputs, or none was replayed."""
     audit = case.evidence.audit
-    if not case.is_at_verdict:
-        return
+    if not case.is_at_verdict or not case.evidence.workers_finished:
+        return  # no worker finished: there is no claim whose outputs would need verifying
     message = None
     if audit is None:
         message = "no timed step was audited"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
@@ -30,8 +33,13 @@ def load_causal_lm(spec: ModelSpec, *, root: Path, device: str, seed: int) -> nn
     common: dict[str, Any] = {"attn_implementation": spec.attention}
     if spec.weights == "random":
         torch.manual_seed(seed)
-        with torch.device(device):
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, **common)
+        try:
+            with torch.device(device):
+                model = AutoModelForCausalLM.from_config(config, dtype=dtype, **common)
+        except _IMPOSSIBLE as error:
+            if "memory" in str(error).lower():  # not for what the file says, but for how much of it fits here
+                raise
+            raise UsageError(f"model.config: no such model can be built: {_first_line(error)}") from error
         _stir(model, seed)
     else:
         try:
@@ -54,16 +62,39 @@ def _config(spec: ModelSpec, root: Path) -> PretrainedConfig:
     model_type = overlay.pop("model_type", None)
     if model_type is not None and spec.weights == "random":
         try:
+            _check_names(AutoConfig.for_model(model_type), overlay)
             return AutoConfig.for_model(model_type, **overlay)
-        except ValueError as error:
+        except _IMPOSSIBLE as error:
             raise UsageError(f"model.config: {_first_line(error)}") from error
     try:
         config = AutoConfig.from_pretrained(_location(spec, root), revision=spec.revision or "main")
     except (OSError, ValueError) as error:
         raise EnvironmentFault(f"the config of {spec.id} cannot be read: {_first_line(error)}") from error
+    _check_names(config, overlay)
     for name, value in overlay.items():
         setattr(config, name, value)
     return config
+
+
+_IMPOSSIBLE = (
+    *(ValueError, TypeError, RuntimeError, ArithmeticError, LookupError, AttributeError, AssertionError),
+    StrictDataclassError,
+)
+"""What transformers and torch raise for numbers that make no model; each family checks others, and each in its way."""
+
+
+def _check_names(config: PretrainedConfig, overlay: Mapping[str, Any]) -> None:
+    """Transformers keeps a misspelt field beside the real one, which then goes unchanged.
+
+    Raises:
+        UsageError: a field that this kind of config does not have; with the nearest one that it has.
+    """
+    known = {*config.to_dict(), *vars(config), *config.attribute_map}
+    for name in overlay:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"see the fields of {type(config).__name__}"
+            raise UsageError(f"model.config: {config.model_type} has no field {name!r}; {hint}")
 
 
 def _location(spec: ModelSpec, root: Path) -> str:

@@ -165,3 +165,32 @@ def test_a_text_shorter_than_a_row_is_the_callers_mistake(tiny_workload: Path, n
     session = registry.load("tasks", name).open(loaded.workload, cell, root=tiny_workload.parent, device="cpu", seed=1)
     with pytest.raises(UsageError, match=r"20000 tokens, but a row needs 1000000"):
         session.batch(1)
+
+
+@pytest.mark.parametrize("weights", ["pretrained", "random"])
+@pytest.mark.parametrize(
+    ("field", "complaint"),
+    [
+        ("num_hiden_layers=2", r"llama has no field 'num_hiden_layers'; did you mean 'num_hidden_layers'\?"),
+        ("quite_other=2", "llama has no field 'quite_other'; see the fields of LlamaConfig"),
+    ],
+)
+@pytest.mark.parametrize("name", registry.names("tasks"))
+def test_a_misspelt_field_of_the_models_config_is_never_passed_over(
+    tiny_workload: Path, name: str, weights: str, field: str, complaint: str
+) -> None:
+    kind = ["model.config.model_type=llama"] if weights == "random" else []
+    loaded = load_workload(str(tiny_workload), [f"model.weights={weights}", *kind, f"model.config.{field}"])
+    cell = cells_of(loaded.workload)[0]
+    with pytest.raises(UsageError, match=complaint):
+        registry.load("tasks", name).open(loaded.workload, cell, root=tiny_workload.parent, device="cpu", seed=1)
+
+
+@pytest.mark.parametrize("field", ["hidden_size=-8", "num_attention_heads=0", "vocab_size=none"])
+@pytest.mark.parametrize("name", registry.names("tasks"))
+def test_numbers_that_make_no_model_are_the_callers_mistake(tiny_workload: Path, name: str, field: str) -> None:
+    overrides = ["model.weights=random", "model.config.model_type=llama", f"model.config.{field}"]
+    loaded = load_workload(str(tiny_workload), overrides)
+    cell = cells_of(loaded.workload)[0]
+    with pytest.raises(UsageError, match=r"model\.config: "):
+        registry.load("tasks", name).open(loaded.workload, cell, root=tiny_workload.parent, device="cpu", seed=1)
