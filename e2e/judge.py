@@ -40,6 +40,7 @@ RULES: tuple[_Rule, ...] = (
     speed.has_too_few_workers,
     advice.advice,
     conditions.not_steady,
+    conditions.drifts,
     conditions.clock_confound,
     conditions.carries_over,
     conditions.timers_disagree,

@@ -17,6 +17,8 @@ from e2e.weighing import Case, interval_rule
 
 THROTTLED = 0.10
 """Difference between two arms' shares of slowed segments. Source: METHOD.md B7."""
+DRIFTS = 0.02
+"""Relative change of an arm's step through a worker's blocks that is worth a word."""
 DISAGREES = 0.02
 """Relative difference of two clocks' ratio between arms. Source: METHOD.md B7."""
 CPU_PRESSURE, STEAL = 0.10, 0.02
@@ -44,6 +46,36 @@ def not_steady(case: Case) -> Iterator[Reason]:
     if moving:
         what = some([f"{wording.arm(item.arm)} in worker {item.worker}" for item in moving])
         yield Reason(code=ReasonCode.NOT_STEADY, message=f"warm-up ended before step times had settled: {what}")
+
+
+def drifts(case: Case) -> Iterator[Reason]:
+    """Steps that climb or fall through every worker's blocks had not settled, whatever the warm-up saw.
+
+    Mirrored blocks cancel a drift from the contrasts, so it is advice: the times by themselves are what it spoils.
+    """
+    for arm, segments in _deciding_segments(case).items():
+        changes = [_drift(own) for own in _by_worker(segments)]
+        is_one_way = len(changes) >= case.policy.looks[0] and (min(changes) > 0 or max(changes) < 0)
+        typical = stats.median(changes) if changes else 0.0
+        if is_one_way and abs(typical) > DRIFTS:
+            which = f"{wording.arm(arm)} {'slower' if typical > 0 else 'faster'} by {wording.percent(abs(typical))}"
+            message = f"from the first half of its blocks to the second, every worker found {which}"
+            yield Reason(code=ReasonCode.NOT_STEADY, message=message)
+
+
+def _by_worker(segments: Sequence[Segment]) -> list[list[Segment]]:
+    workers: dict[int, list[Segment]] = {}
+    for segment in segments:
+        workers.setdefault(segment.worker, []).append(segment)
+    return [own for own in workers.values() if len({segment.block for segment in own}) > 1]
+
+
+def _drift(segments: Sequence[Segment]) -> float:
+    """Relative change of the median step from the first half of a worker's blocks to the second."""
+    middle = stats.median(segment.block for segment in segments)
+    halves = [[s.seconds / s.steps for s in segments if (s.block > middle) is later] for later in (False, True)]
+    first, second = map(stats.median, halves)
+    return second / first - 1
 
 
 def clock_confound(case: Case) -> Iterator[Reason]:

@@ -110,6 +110,20 @@ def test_an_arm_still_changing_when_timing_began_is_named(arm: str, steady: bool
     assert (ReasonCode.NOT_STEADY in codes(verdict(WIN, steadiness=[warm]))) is flagged
 
 
+@pytest.mark.parametrize(("slope", "flagged"), [(0.01, True), (-0.01, True), (0.001, False)])
+def test_steps_that_climb_or_fall_through_every_workers_blocks_had_not_settled(slope: float, flagged: bool) -> None:
+    moving = seen(WIN, lambda s: {"seconds": s.seconds * (1 + slope * s.block)})
+    found = verdict(moving)
+    assert (ReasonCode.NOT_STEADY in codes(found)) is flagged
+    assert found.outcome is Outcome.CONFIRMED, "mirrored blocks cancel a drift"
+
+
+def test_a_drift_of_one_worker_alone_is_noise() -> None:
+    first = min(segment.worker for segment in WIN)
+    moving = seen(WIN, lambda s: {"seconds": s.seconds * (1 + 0.02 * s.block if s.worker == first else 1)})
+    assert ReasonCode.NOT_STEADY not in codes(verdict(moving))
+
+
 def test_a_changed_power_limit_is_pointed_out() -> None:
     found = verdict(WIN, telemetry=Telemetry(changed=["power limit 700 W -> 500 W"]))
     assert ReasonCode.ENVIRONMENT_CHANGED in codes(found)
