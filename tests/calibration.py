@@ -222,7 +222,12 @@ def measured(row: Row, policy: Policy, *, runs: range, seed: int) -> Tally:
 FALSE_CONFIRM = Bound("confirmed", "<=", 0.005)
 COVERED = Bound("covered", ">=", 0.93)
 AT_MARGIN = (Bound("confirmed", "<=", 0.035), Bound("refuted", "<=", 0.035), COVERED)
-THROTTLES = (Throttle(EAGER, 0.05, 1.0), Throttle(EAGER, 0.05, 0.5), Throttle(EAGER, 0.20, 0.2))
+THROTTLES = (
+    Throttle((EAGER,), 0.05, 1.0),
+    Throttle((EAGER,), 0.05, 0.5),
+    Throttle((EAGER,), 0.20, 0.2),
+    Throttle((EAGER, SHAM), 0.05, 1.0),  # here identical code is no control: only the device's own word is
+)
 """In the opponent's segments, so that the candidate seems to win."""
 
 
@@ -362,7 +367,8 @@ def planted(truth: Truth) -> str:
     if truth.bias != 1:
         words += f", bias {100 * (truth.bias - 1):+.1f} %"
     if truth.throttle is not None:
-        words += f", {100 * truth.throttle.share:.0f} % slowed by {100 * truth.throttle.slowdown:.0f} %"
+        both = " (and identical code)" if SHAM in truth.throttle.arms else ""
+        words += f", {100 * truth.throttle.share:.0f} % slowed by {100 * truth.throttle.slowdown:.0f} %{both}"
     return words
 
 

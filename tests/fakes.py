@@ -42,9 +42,9 @@ Phase = Literal["pilot", "ceiling", "verdict"]
 
 @dataclass(frozen=True)
 class Throttle:
-    """A device that slows itself down while one arm runs."""
+    """A device that slows itself down while some arms run."""
 
-    arm: str
+    arms: tuple[str, ...]
     slowdown: float
     """What its segments then take longer; 0.05 is one twentieth."""
     share: float
@@ -120,7 +120,7 @@ class SyntheticClock:
         if self._random.random() < CLOCK_JUMPS:
             self._level = -self._level
         speed, throttled = 1 + self._level * self._clock_swing, False
-        if self._throttle is not None and ideal.arm == self._throttle.arm:
+        if self._throttle is not None and ideal.arm in self._throttle.arms:
             throttled = self._random.random() < self._throttle.share
             speed /= 1 + self._throttle.slowdown * throttled
         found = {"seconds": ideal.seconds / speed, "clock_hz": CLOCK_HZ * speed, "throttled": throttled}

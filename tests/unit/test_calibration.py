@@ -95,7 +95,7 @@ def test_a_report_takes_the_place_of_the_last_one() -> None:
 
 
 def test_a_throttled_arm_says_so_and_runs_at_a_lower_clock() -> None:
-    clock = SyntheticClock(0, throttle=Throttle(EAGER, slowdown=0.25, share=1.0))
+    clock = SyntheticClock(0, throttle=Throttle((EAGER,), slowdown=0.25, share=1.0))
     segments = clock.worker({EAGER: 0.01, CANDIDATE: 0.01}, worker=1)
     slow, normal = ([s for s in segments if s.arm == arm] for arm in (EAGER, CANDIDATE))
     assert {True} == {s.throttled for s in slow}
