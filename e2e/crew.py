@@ -238,7 +238,7 @@ class Crew:
             # the clean worker computes while others compile: waiting threads that spin would hold their cores
             **({"OMP_WAIT_POLICY": "PASSIVE"} if clean and self.device == "cpu" else {}),
             # the first compilation of a process imports for seconds: once, before the forks
-            **({WARM_COMPILER: "compile" if self.device == "cpu" else "trace"} if self._compiles(clean) else {}),
+            **({WARM_COMPILER: "compile" if self.device == "cpu" else "import"} if self._compiles(clean) else {}),
             # Inductor compiles a probe per vector extension, 5 s of a cold start; the flags are there to read
             **({"TORCHINDUCTOR_VEC_ISA_OK": "1"} if has_vectors() else {}),
         }

@@ -90,11 +90,9 @@ def _warm_compiler(how: str | None) -> None:
     """A process's first compilation imports for seconds: here once, instead of in every worker."""
     import torch
 
-    if how is None:
-        return
-    backend = "inductor" if how == "compile" else "aot_eager"
-    torch.compile(lambda x: x.sin() + 1.0, backend=backend)(torch.ones(8))
-    for name in COMPILER_MODULES:
+    if how == "compile":
+        torch.compile(lambda x: x.sin() + 1.0)(torch.ones(8))
+    for name in COMPILER_MODULES if how == "import" else ():
         with contextlib.suppress(ImportError):  # they move between versions, and Triton may be missing
             importlib.import_module(name)
 

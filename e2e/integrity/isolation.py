@@ -14,8 +14,8 @@ from collections.abc import Mapping
 
 _PR_SET_PDEATHSIG = 1
 WARM_COMPILER = "E2E_WARM_COMPILER"
-"""Variable that tells a zygote to warm torch's compiler before it forks: `compile` something small, which on a CPU
-touches no device, or do all short of generating code, `trace`."""
+"""Variable that tells a zygote to warm torch's compiler before it forks: `compile` something small, or, where a device
+is there and Dynamo would save its random state and so touch it, only `import` what compiling imports."""
 _SECRET = re.compile(
     r"TOKEN(?!IZER)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|AUTH(?!OR)|API_?KEY|(ACCESS|PRIVATE)_?KEY|_KEY$",
     re.I,
