@@ -152,9 +152,10 @@ def _one_run(base: Course, findings: Findings, number: int) -> bool:
     base.watch = Watch(base.crew.device)
     base.watch.begin()
     timed = time_run(base, findings.clock, number=number)
-    telemetry, findings.unseen = base.watch.end()
+    telemetry, unseen = base.watch.end()
     if timed is None:
         return False
+    findings.unseen = unseen
     findings.runs.append(timed)
     findings.telemetry.append(telemetry)
     seen = base.evidence.model_copy(update={"telemetry": telemetry})
