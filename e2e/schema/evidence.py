@@ -315,7 +315,7 @@ class TraceRecord(Record):
 
 
 class CleanTime(Record):
-    """An eager baseline's step in a process that never held the candidate."""
+    """A baseline's step in a process that never held the candidate."""
 
     arm: str
     step_s: Seconds

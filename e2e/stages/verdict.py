@@ -10,9 +10,9 @@ from e2e import stats, wording
 from e2e.arm_names import AS_SHIPPED, ArmName, is_adopted
 from e2e.measure.audit import Fingerprint, Replay, Tolerance, allowed_apart, conclude, disagreements
 from e2e.measure.schedule import steps_for
-from e2e.processes import Worker
+from e2e.processes import Worker, WorkerFault
 from e2e.schema.evidence import CleanTime
-from e2e.schema.words import Mode, Role, Stage
+from e2e.schema.words import Role, Stage
 from e2e.stages.course import Course
 from e2e.stages.screen import CEILING_WORKER, headroom_arms, record_of
 from e2e.stages.timing import clean_segment, run_block, warm_up
@@ -49,19 +49,26 @@ def time_verdict(course: Course) -> None:
 
 
 def _clean_times(course: Course, plan: dict[str, int]) -> None:
-    """Eager baselines timed once more in the process that never held the candidate.
+    """PyTorch's own arms timed once more in the process that never held the candidate, as far as the time allows.
 
     A candidate can slow its opponents down in the processes it shares with them; it cannot reach this one.
     """
     assert course.clean is not None
-    names = {arm: ArmName.parse(arm) for arm in plan}
-    eager = [arm for arm, name in names.items() if (name.role, name.mode) == (Role.BASELINE, Mode.EAGER)]
-    eager = [arm for arm in eager if not is_adopted(names[arm].alternative)]
+    first_s = {record.name: record.first_step_s or 0.0 for record in course.evidence.arms}
+    names = [ArmName.parse(arm) for arm in plan]
+    own = [name for name in names if name.role is Role.BASELINE and not is_adopted(name.alternative)]
     found = []
     course.crew.require(course.clean, "settle")
-    for arm in eager if course.deadline.left_s > 0 else []:
+    for arm in map(str, sorted(own, key=lambda name: name.mode.rank)):
+        if course.deadline.left_s < first_s.get(arm, 0.0):  # it may compile once more
+            break
         if arm != AS_SHIPPED:
-            course.crew.require(course.clean, "prepare", arm=arm)
+            try:
+                limit = course.policy.budgets.compile_s
+                course.clean.call("prepare", timeout_s=limit, arm=arm, profiled=False)
+            except WorkerFault as fault:  # a device that is full by now, for instance
+                course.learn(unseen=[*course.evidence.unseen, f"time of {arm} in a clean process: {fault.message}"])
+                break
         times = [clean_segment(course, course.clean, arm, steps=plan[arm]) for _ in range(course.policy.blocks)]
         found.append(CleanTime(arm=arm, step_s=stats.median(times)))
     course.learn(clean_times=found)
