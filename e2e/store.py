@@ -174,11 +174,35 @@ def _parse_result(text: bytes, folder: Path) -> Result:
     if version != SCHEMA:
         raise StoredRunError(f"{file} has schema {version!r}; this e2e reads {SCHEMA!r} only")
     try:
-        return Result.model_validate_json(text, strict=True)
+        return Result.model_validate_json(pydantic_core.to_json(_upgraded(raw)), strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
         raise StoredRunError(f"{file} is not a valid result: {place}: {first['msg']}") from error
+
+
+def _upgraded(raw: dict[str, Any]) -> dict[str, Any]:
+    """A result of method 1 in the fields of today: its memory verdicts were two numbers.
+
+    Such a run can be shown, and called stale; nothing is judged from it.
+    """
+    if raw.get("method") != "1":
+        return raw
+    cells = [
+        {**cell, "verdict": {**cell["verdict"], "memory": _upgraded_memory(cell["verdict"]["memory"])}}
+        for cell in raw.get("cells", [])
+    ]
+    return {**raw, "memory": _upgraded_memory(raw.get("memory")), "cells": cells}
+
+
+def _upgraded_memory(memory: dict[str, Any] | None) -> dict[str, Any] | None:
+    if memory is None or "baseline_bytes" not in memory:
+        return memory
+    source = "peak_allocated_bytes" if "torch" in memory["measure"] else "host_high_water_bytes"
+    used = {arm: memory[f"{arm}_bytes"] for arm in ("baseline", "candidate")}
+    blocks = {arm: None if size is None else {"processes": 1, source: size} for arm, size in used.items()}
+    kept = {name: memory[name] for name in ("outcome", "measure")}
+    return {**kept, **blocks, "reduction_ratio": None, "range_ratio": None}
 
 
 def _with_segments(cell: CellResult, segments: list[Segment]) -> CellResult:

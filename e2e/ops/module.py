@@ -62,12 +62,16 @@ class ModuleOp:
 
     def forward_with(self, site: Site, function: Callable[..., Any]) -> Callable[..., Any]:
         """A forward that calls `function(x, *parameters)`."""
-        paths = [name.split(".") for name, _ in _state(site.module)]
+        names = [name for name, _ in _state(site.module)]
+        paths = [name.split(".") for name in names]
 
         def forward(self: nn.Module, x: Tensor) -> Any:
             return function(x, *(functools.reduce(getattr, path, self) for path in paths))
 
-        return forward
+        def own_forward(self: nn.Module, x: Tensor) -> Any:
+            return function(x, *[getattr(self, name) for name in names])
+
+        return forward if any("." in name for name in names) else own_forward
 
     def reference(self, x: Tensor, *state: Tensor) -> Tensor:
         """The original module with that state, in the precision of both."""
