@@ -173,6 +173,20 @@ def is_drowned(speedup: Estimate, sham: Estimate | None, policy: Policy) -> bool
     return is_biased and not is_below and (hides_a_gain or not is_above)
 
 
+SLOWED = 1.10
+"""A baseline this much slower in every process that holds the candidate than in the clean one is not the real one.
+Processes differ by 2 to 3 % on a device and by more on a host (METHOD.md), but not all of them one way."""
+
+
+def slowdown(evidence: Evidence, policy: Policy, arm: str) -> Ratio | None:
+    """How much slower the candidate's company makes an arm, at least; None if not clearly, or not known."""
+    clean = next((item.step_s for item in evidence.clean_times if item.arm == arm), None)
+    times = by_worker(evidence, arm)
+    if clean is None or len(times) < policy.looks[0]:
+        return None
+    return min(times) / clean if min(times) > SLOWED * clean else None
+
+
 def by_worker(evidence: Evidence, arm: str) -> list[float]:
     """Median seconds per step of an arm in each verdict worker."""
     times: dict[int, list[float]] = {}
@@ -243,7 +257,11 @@ def _against(
         arm_step_s=arm_step_s,
         candidate_step_s=candidate_step_s,
         speedup=speedup,
-        outcome=interval_rule(speedup, sham, policy, bar=1 + policy.margin),
+        outcome=(
+            Outcome.INCONCLUSIVE
+            if slowdown(evidence, policy, arm) is not None
+            else interval_rule(speedup, sham, policy, bar=1 + policy.margin)
+        ),
     )
 
 

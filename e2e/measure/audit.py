@@ -77,14 +77,16 @@ class Tolerance:
     candidate_repeats: bool = True
     """Whether the kernel gave the same bits when the op check called it twice."""
 
-    def of(self, arm: str, spread: float | None) -> float:
+    def of(self, arm: str, spread: float | None, *, repeatable: bool) -> float:
         """Largest distance allowed to an arm; 0 demands the same bits.
 
-        Eager arms repeat themselves in any process. Compiled ones may have been tuned otherwise there, and a
-        kernel that was seen not to repeat itself cannot be held to bits; a stale output differs far more.
+        Eager arms repeat themselves in any process, if the strongest baseline does. Compiled ones may have been
+        tuned otherwise there, and a kernel that was seen not to repeat itself cannot be held to bits; a stale output
+        differs far more.
         """
         name = ArmName.parse(arm)
-        varies = name.mode is not Mode.EAGER or (name.role is Role.CANDIDATE and not self.candidate_repeats)
+        varies = not repeatable or name.mode is not Mode.EAGER
+        varies = varies or (name.role is Role.CANDIDATE and not self.candidate_repeats)
         return min(MOST, max(SPREAD * (spread or 0.0), SPREAD * self.rounding if varies else 0.0))
 
 
@@ -118,13 +120,14 @@ def conclude(
     The baseline's spread comes from processes that hold the candidate, as do the arms it is allowed to. A replay
     in the clean process is measured by its own arm's spread, or a contaminated baseline would excuse itself.
     """
-    own = [replay for replay in replays if not replay.is_clean and _is_like(replay.arm, baseline)]
-    repeats = all(replay.repeats for replay in own) if own else None
-    spread = None if repeats is not False else _spread(own)
+    like = [replay for replay in replays if not replay.is_clean and _is_like(replay.arm, baseline)]
+    repeats = all(replay.repeats for replay in like) if like else None
+    spread = None if repeats is not False else _spread(like)
     counts: dict[str, tuple[int, int]] = {}
     for replay in replays:
         same = [other for other in replays if other.arm == replay.arm and not other.is_clean]
-        allowed = tolerance.of(replay.arm, _spread(same) if replay.is_clean else spread)
+        own = _spread(same) if replay.is_clean else spread
+        allowed = tolerance.of(replay.arm, own, repeatable=repeats is not False)
         differs = not (replay.repeats or replay.distance <= allowed)  # NaN is not within anything
         name = f"{replay.arm} in a clean process" if replay.is_clean else replay.arm
         wrong, total = counts.get(name, (0, 0))

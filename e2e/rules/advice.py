@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from e2e import wording
 from e2e.schema.verdict import Reason
 from e2e.schema.words import ReasonCode
-from e2e.weighing import Case
+from e2e.weighing import Case, slowdown
 
 BUSY_RATIO = 0.7
 """Device-busy share below which the device is said to wait for the host."""
@@ -20,6 +20,11 @@ def advice(case: Case) -> Iterator[Reason]:
     if half is not None and half > 2 * case.policy.margin:
         message = f"half width {wording.percent(half)}, margin {wording.percent(case.policy.margin)}"
         yield Reason(code=ReasonCode.NOISY, message=message)
+    for row in case.against:
+        slowed = slowdown(evidence, case.policy, row.arm)
+        if row is not case.deciding and slowed is not None:
+            message = f"{wording.arm(row.arm)}, which does not decide, is {slowed:.2f}x slower beside the candidate"
+            yield Reason(code=ReasonCode.OPPONENT_SLOWED, message=message)
     if device and device.kind == "cuda" and device.busy_ratio is not None and device.busy_ratio < BUSY_RATIO:
         idle = wording.percent(1 - device.busy_ratio)
         message = f"the device is idle for {idle} of the best baseline's step"

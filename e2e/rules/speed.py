@@ -10,7 +10,7 @@ from e2e.rules._words import some
 from e2e.schema.evidence import Evidence
 from e2e.schema.verdict import Against, Reason
 from e2e.schema.words import Outcome, ReasonCode, Role, Stage
-from e2e.weighing import Case, by_worker, find_arm, is_drowned, is_look, opponent_arm
+from e2e.weighing import Case, find_arm, is_drowned, is_look, opponent_arm, slowdown
 
 PILOT_LOSS = 0.05
 """Pilot loss beyond which `screen` is not promising: outside a pilot's noise (METHOD.md: sd 0.3 to 2 %)."""
@@ -81,12 +81,14 @@ def baseline_is_unfair(case: Case) -> Iterator[Reason]:
         chosen = find_arm(case.evidence, case.evidence.candidate)
         voids = [arm for arm in case.evidence.arms if arm.role is Role.BASELINE and arm.status == "void"]
         bad = next((arm for arm in voids if chosen is not None and arm.mode is chosen.mode), None)
-    slowed = _slowed(case)
+    row = case.deciding
+    slowed = slowdown(case.evidence, case.policy, row.arm) if row else None
     lacking = _required_but_not_measured(case)
     if lacking is not None:
         yield Reason(code=ReasonCode.BASELINE_UNFAIR, message=lacking)
-    if slowed is not None:
-        yield Reason(code=ReasonCode.BASELINE_UNFAIR, message=slowed)
+    if row is not None and slowed is not None:
+        message = f"{row.arm} is {slowed:.2f}x slower in every process that holds the candidate than without it"
+        yield Reason(code=ReasonCode.BASELINE_UNFAIR, message=message)
     if bad is not None:
         message = f"{bad.name} {bad.status}: {bad.reason or 'no reason was recorded'}"
         yield Reason(code=ReasonCode.BASELINE_UNFAIR, message=message)
@@ -108,21 +110,6 @@ def _required_but_not_measured(case: Case) -> str | None:
             why = f"{tried.status}: {tried.reason or 'no reason was recorded'}" if tried else "not tried"
             lacking.append(f"{mode} ({why})")
     return f"the policy requires a baseline in {some(lacking)}" if lacking else None
-
-
-SLOWED = 1.10
-"""A baseline this much slower in every process that holds the candidate than in the clean one is not the real
-one. Processes differ by 2 to 3 % on a device and by more on a host (METHOD.md), but not all of them one way."""
-
-
-def _slowed(case: Case) -> str | None:
-    """Whether the candidate's company costs a baseline its speed."""
-    for clean in case.evidence.clean_times:
-        times = by_worker(case.evidence, clean.arm)
-        if times and min(times) > SLOWED * clean.step_s:
-            ratio = min(times) / clean.step_s
-            return f"{clean.arm} is {ratio:.2f}x slower in every process that holds the candidate than without it"
-    return None
 
 
 def budget_is_exhausted(case: Case) -> Iterator[Reason]:

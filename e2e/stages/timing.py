@@ -93,16 +93,20 @@ class Span:
         return (self.end_ns - self.start_ns) / 1e9
 
 
-def clean_segment(course: Course, worker: Worker, arm: str, *, steps: int) -> Seconds:
-    """Seconds per step of one segment in the clean process; part of no interval and no audit."""
-    turn = Turn(arm, 0, steps, course.policy.settle_steps, course.seeds.take(steps + course.policy.settle_steps))
-    limit = course.policy.budgets.call_s
-    course.crew.require(worker, "stage", arm=arm, seeds=turn.seeds, settle=turn.settle)
-    try:
-        stamps, _ = worker.stamps("go", marks=2, timeout_s=limit)
-    except WorkerFault as fault:
-        raise E2EError(f"a process without the candidate failed: {fault.message}") from fault
-    return (stamps[1] - stamps[0]) / 1e9 / steps
+def clean_block(course: Course, worker: Worker, plan: Mapping[str, int]) -> dict[str, list[Seconds]]:
+    """Seconds per step of every segment of a block in the clean process; part of no interval and no audit.
+
+    A block like any other, because arms that take turns find colder caches than one that runs alone.
+    """
+    found: dict[str, list[Seconds]] = {arm: [] for arm in plan}
+    for turn in block(plan, settle=course.policy.settle_steps, rng=course.rng, seeds=course.seeds):
+        course.crew.require(worker, "stage", arm=turn.arm, seeds=turn.seeds, settle=turn.settle)
+        try:
+            stamps, _ = worker.stamps("go", marks=2, timeout_s=course.policy.budgets.call_s)
+        except WorkerFault as fault:
+            raise E2EError(f"a process without the candidate failed: {fault.message}") from fault
+        found[turn.arm].append((stamps[1] - stamps[0]) / 1e9 / turn.steps)
+    return found
 
 
 def _segment(course: Course, worker: Worker, turn: Turn, *, stage: Stage, keep: bool) -> Span:

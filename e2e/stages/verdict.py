@@ -12,11 +12,12 @@ from e2e.measure.audit import Fingerprint, Replay, Tolerance, allowed_apart, con
 from e2e.measure.schedule import steps_for
 from e2e.processes import Worker, WorkerFault
 from e2e.schema.evidence import CleanTime
-from e2e.schema.words import Role, Stage
+from e2e.schema.words import Mode, Role, Stage
 from e2e.stages.course import Course
 from e2e.stages.screen import CEILING_WORKER, headroom_arms, record_of
-from e2e.stages.timing import clean_segment, run_block, warm_up
+from e2e.stages.timing import clean_block, run_block, warm_up
 from e2e.sweep import settled
+from e2e.units import Seconds
 from e2e.weighing import opponent_arm, weigh
 
 STAGE = Stage.VERDICT
@@ -48,30 +49,45 @@ def time_verdict(course: Course) -> None:
     course.finish(STAGE)
 
 
-def _clean_times(course: Course, plan: dict[str, int]) -> None:
+def _clean_times(course: Course, plan: Mapping[str, int]) -> None:
     """PyTorch's own arms timed once more in the process that never held the candidate, as far as the time allows.
 
     A candidate can slow its opponents down in the processes it shares with them; it cannot reach this one.
     """
     assert course.clean is not None
-    first_s = {record.name: record.first_step_s or 0.0 for record in course.evidence.arms}
+    arms = [arm for arm in _clean_arms(course, plan) if _prepared_clean(course, arm)]
+    course.crew.require(course.clean, "settle")
+    clean_plan = {arm: plan.get(arm, course.policy.min_steps) for arm in arms}
+    times: dict[str, list[Seconds]] = {arm: [] for arm in arms}
+    for number in range(-1, course.policy.blocks if arms else -1):
+        if course.deadline.left_s <= 0:
+            return
+        for arm, found in clean_block(course, course.clean, clean_plan).items():
+            times[arm] += found if number >= 0 else []
+    own = {arm: found for arm, found in times.items() if arm in plan}
+    course.learn(clean_times=[CleanTime(arm=arm, step_s=stats.median(found)) for arm, found in own.items()])
+
+
+def _clean_arms(course: Course, plan: Mapping[str, int]) -> list[str]:
+    """Simplest first; a single one gets identical code to take turns with."""
     names = [ArmName.parse(arm) for arm in plan]
     own = [name for name in names if name.role is Role.BASELINE and not is_adopted(name.alternative)]
-    found = []
-    course.crew.require(course.clean, "settle")
-    for arm in map(str, sorted(own, key=lambda name: name.mode.rank)):
-        if course.deadline.left_s < first_s.get(arm, 0.0):  # it may compile once more
-            break
-        if arm != AS_SHIPPED:
-            try:
-                limit = course.policy.budgets.compile_s
-                course.clean.call("prepare", timeout_s=limit, arm=arm, profiled=False)
-            except WorkerFault as fault:  # a device that is full by now, for instance
-                course.learn(unseen=[*course.evidence.unseen, f"time of {arm} in a clean process: {fault.message}"])
-                break
-        times = [clean_segment(course, course.clean, arm, steps=plan[arm]) for _ in range(course.policy.blocks)]
-        found.append(CleanTime(arm=arm, step_s=stats.median(times)))
-    course.learn(clean_times=found)
+    ordered = list(map(str, sorted(own, key=lambda name: name.mode.rank)))
+    return [*ordered, str(ArmName(Role.SHAM, Mode.EAGER))] if len(ordered) == 1 else ordered
+
+
+def _prepared_clean(course: Course, arm: str) -> bool:
+    """Whether the clean process has that arm; it may have to compile once more for it."""
+    assert course.clean is not None
+    first_s = next((record.first_step_s for record in course.evidence.arms if record.name == arm), None)
+    if arm == AS_SHIPPED or course.deadline.left_s < (first_s or 0.0):
+        return arm == AS_SHIPPED
+    try:
+        course.clean.call("prepare", timeout_s=course.policy.budgets.compile_s, arm=arm, profiled=False)
+    except WorkerFault as fault:  # a device that is full by now, for instance
+        course.learn(unseen=[*course.evidence.unseen, f"time of {arm} in a clean process: {fault.message}"])
+        return False
+    return True
 
 
 def _ready_for_audit(course: Course) -> None:

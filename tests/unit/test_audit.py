@@ -120,6 +120,20 @@ def test_a_contaminated_baseline_does_not_excuse_itself() -> None:
     assert found.baseline_repeats is True
 
 
+def test_where_nothing_repeats_itself_a_rare_other_rounding_in_the_clean_process_is_no_contamination() -> None:
+    """Decode on a GPU: the compiled baseline varies, and one eager step in fourteen rounded otherwise elsewhere."""
+    shaky = Tolerance(rounding=1e-3)
+    strongest, eager = off("baseline:compile", 0.002), same(BASELINE)
+    apart = [Replay(BASELINE, print_of(1, 3.0, 4.0), print_of(2, 3.0, 4.0 + d), is_clean=True) for d in (0.01, 3.0)]
+
+    def found(*replays: Replay) -> list[str]:
+        every = [strongest, eager, *replays]
+        return conclude(every, run=9, committed=9, baseline="baseline:compile", tolerance=shaky).mismatches
+
+    assert found(apart[0]) == []
+    assert found(apart[1]) == [f"{BASELINE} in a clean process: 1 of 1"]
+
+
 def test_a_clean_replay_is_no_second_audited_step() -> None:
     clean = Replay(BASELINE, print_of(1), print_of(1), is_clean=True)
     assert concluded(same(BASELINE), clean).steps_audited == 1

@@ -18,6 +18,7 @@ from tests.fakes import (
     EAGER,
     HEADROOM,
     SHAM,
+    STEP_S,
     arm,
     arms,
     audit,
@@ -204,6 +205,24 @@ def test_a_baseline_slower_in_every_shared_process_than_in_the_clean_one_blocks(
     assert (Outcome.INCONCLUSIVE, ReasonCode.BASELINE_UNFAIR) == (verdict.outcome, headline(verdict))
     near = [CleanTime(arm=ALTERNATIVE, step_s=step_s / 1.02)]
     assert judged(WIN, clean_times=near).outcome is Outcome.CONFIRMED
+
+
+def test_an_opponent_that_does_not_decide_and_is_slowed_proves_nothing_and_blocks_nothing() -> None:
+    fair = judged(timed(1.0, alternative=1.2))
+    shipped = fair.latency.against[1]
+    assert (shipped.opponent, fair.label) == ("as_shipped", Label.REGRESSION)
+    rules = policy(decides="best_pytorch")
+    slowed = judged(timed(1.2, alternative=1.2), rules, clean_times=[CleanTime(arm=EAGER, step_s=STEP_S / 1.3)])
+    assert slowed.outcome is Outcome.REFUTED
+    assert slowed.label is Label.BELOW_MARGIN, "matched by PyTorch would claim a gain over eager as shipped"
+    assert slowed.latency.against[1].outcome is Outcome.INCONCLUSIVE
+    assert ReasonCode.OPPONENT_SLOWED in codes(slowed)
+
+
+def test_one_slow_process_is_no_pattern() -> None:
+    few = policy(looks=[6])
+    clean = [CleanTime(arm=ALTERNATIVE, step_s=STEP_S / 1.3)]
+    assert ReasonCode.BASELINE_UNFAIR not in codes(judged(WIN, few, clean_times=clean))
 
 
 def test_a_baseline_mode_thrown_out_blocks_where_the_candidate_uses_that_mode() -> None:
