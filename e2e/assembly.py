@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, overload
 
 from e2e import feedback
 from e2e.invocation import Invocation
@@ -74,7 +75,7 @@ def assemble(
         claim=feedback.claim(loaded.kernel, evidence, verdict) if evidence and verdict else None,
         cells=cells,
         regions=told.regions if told else None,
-        kernels=[loaded.kernel],
+        kernels=[loaded.kernel.model_copy(update={"path": near(loaded.kernel.path)})],
         workload=loaded.workload.workload,
         policy=loaded.policy,
         overrides=loaded.workload.overrides,
@@ -100,6 +101,15 @@ def assemble(
         error=problem,
         random_weights=loaded.workload.workload.model.weights == "random",
     )
+
+
+@overload
+def near(text: str) -> str: ...
+@overload
+def near(text: None) -> None: ...
+def near(text: str | None) -> str | None:
+    """Paths below the working folder as they are from there: a result is read on other machines."""
+    return None if text is None else text.replace(f"{Path.cwd()}{os.sep}", "")
 
 
 def _invocation(request: Request, run_id: str) -> Invocation:

@@ -165,7 +165,7 @@ class Crew:
         code = _accusation(fault) or _KINDS[fault.kind]
         said = worker.output(600)
         message = fault.message + (f"; it printed: {said}" if said and fault.kind != "raised" else "")
-        where = Where(file=self.kernel.path, line=fault.line)
+        where = Where(file=self.kernel.spec, line=fault.line)
         worker.close()
         return CandidateFault(Fault(code=code, message=message, stage=stage, where=where))
 
@@ -190,7 +190,7 @@ class Crew:
                 raise self.blame(fault, stage=stage, worker=worker) from fault
             code = _accusation(fault)
             if worker.clean and code is not None and code is not ReasonCode.OUT_OF_MEMORY:
-                where = Where(file=self.kernel.path)
+                where = Where(file=self.kernel.spec)
                 found = Fault(code=code, message=fault.message, stage=stage, where=where)
                 raise CandidateFault(found) from fault
             raise _ours(fault) from fault

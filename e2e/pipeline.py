@@ -153,10 +153,10 @@ def build(loaded: Loaded, kernel: Kernel, folder: str, run: store.Run, progress:
     try:
         built: Built = builder.build(kernel, target)
     except CandidateError as error:
-        run.write_text(f"{folder}/build.log", error.message)
-        where = Where(file=kernel.path, line=error.line)
+        run.write_text(f"{folder}/build.log", assembly.near(error.message))
+        where = Where(file=kernel.spec, line=error.line)
         return Fault(code=ReasonCode(error.code), message=error.message, stage=Stage.BUILD, where=where)
-    run.write_text(f"{folder}/build.log", f"{built.command or ''}\n{built.log}")
+    run.write_text(f"{folder}/build.log", assembly.near(f"{built.command or ''}\n{built.log}"))
     progress.note(f"built in {built.seconds:.1f} s" if not built.cached else "found in the cache")
     return built
 
@@ -261,5 +261,6 @@ def course_of(
 
 
 def _build_record(built: Built) -> BuildRecord:
-    fields: dict[str, Any] = built.model_dump(include={"seconds", "cached", "command", "log", "resources"})
-    return BuildRecord(kernel=built.kernel.sha256, **fields)
+    fields: dict[str, Any] = built.model_dump(include={"seconds", "cached", "resources"})
+    said = {"command": assembly.near(built.command), "log": assembly.near(built.log)}
+    return BuildRecord(kernel=built.kernel.sha256, **fields, **said)
