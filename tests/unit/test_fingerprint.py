@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from e2e.measure.fingerprint import Ring
+from e2e.measure import fingerprint
+from e2e.measure.fingerprint import Ring, checksum, checksums
 
 torch.set_num_threads(1)
 
@@ -69,6 +70,21 @@ def test_pairs_of_two_byte_values_read_the_same_from_any_view(dtype: torch.dtype
     shifted = torch.cat([draw((1,), dtype), plain.flatten()])[1:].reshape(4, 6)
     odd_rows = torch.cat([plain, draw((4, 1), dtype)], dim=-1)[:, :6]
     assert {digest(shifted), digest(odd_rows)} == {digest(plain)}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_outputs_of_one_form_summed_together_read_as_they_do_alone(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    alike = [draw(shape, dtype, seed) for seed in range(3)]
+    assert checksums(alike).tolist() == [int(checksum(tensor)) for tensor in alike]
+
+
+def test_however_outputs_are_grouped_the_digest_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs = [draw((4, 6), torch.float32, 1), *(draw((2, 3, 8), torch.bfloat16, seed) for seed in range(5))]
+    together = digest(*outputs)
+    monkeypatch.setattr(fingerprint, "TOGETHER_BYTES", 0)
+    assert digest(*outputs) == together
+    assert digest(outputs[0], *reversed(outputs[1:])) != together
 
 
 def test_a_slot_is_overwritten_and_its_neighbours_are_not() -> None:
