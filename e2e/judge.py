@@ -180,6 +180,7 @@ def _latency(case: Case, reasons: Sequence[Reason], outcome: Outcome | None) -> 
         sham=case.sham,
         ceiling=case.ceiling,
         half_width=case.half_width if is_claimed else None,
+        detectable_ratio=case.detectable if is_claimed else None,
         blocks=case.blocks,
         processes=case.workers,
     )

@@ -254,24 +254,30 @@ def blocks_for(block_sd: float, policy: Policy) -> int:
     return min(max(needed, policy.blocks), policy.max_blocks)
 
 
-def minimum_detectable(estimates: Sequence[float], *, level: float, power: float = 0.9) -> Ratio:
-    """Smallest effect that as many workers as these would resolve with the given power; 0.01 is one per cent.
+def detectable(worker_sd: float, *, workers: int, level: float, power: float = 0.9) -> Ratio:
+    """Smallest effect that so many workers would resolve with the given power; 0.01 is one per cent.
 
-    Raises:
-        ValueError: fewer than two estimates.
+    Units:
+        worker_sd: standard deviation of worker estimates, as a log ratio.
 
     Source:
         METHOD.md B2.14: (t((1 + level) / 2) + t(power)) x sd / sqrt(workers).
     """
-    count = len(estimates)
-    _, error = _mean_and_error(estimates)
-    return detectable(error * math.sqrt(count), workers=count, level=level, power=power)
-
-
-def detectable(worker_sd: float, *, workers: int, level: float, power: float = 0.9) -> Ratio:
-    """As `minimum_detectable`, from the standard deviation of worker estimates and a number of workers."""
     quantiles = t_quantile((1 + level) / 2, workers - 1) + t_quantile(power, workers - 1)
     return math.expm1(quantiles * worker_sd / math.sqrt(workers))
+
+
+def worker_sd_of(estimate: Estimate) -> float:
+    """Standard deviation of the worker estimates behind a t-interval, as a log ratio.
+
+    Raises:
+        ValueError: fewer than two workers are behind it.
+    """
+    workers = estimate.look or 0
+    if workers < 2:
+        raise ValueError("an interval comes from at least two workers")
+    half = math.log(estimate.upper_bound / estimate.lower_bound) / 2
+    return half * math.sqrt(workers) / t_quantile((1 + estimate.confidence_level) / 2, workers - 1)
 
 
 def workers_for(target: float, *, half_width: float, workers: int, level: float, most: int = 200) -> int | None:

@@ -63,6 +63,15 @@ class Case:
         return None if row is None else (row.speedup.upper_bound - row.speedup.lower_bound) / 2
 
     @property
+    def detectable(self) -> Ratio | None:
+        """Smallest gain that as many workers, as spread as these, would find in nine runs of ten."""
+        row = self.deciding
+        if row is None:
+            return None
+        workers, level = row.speedup.look or 0, row.speedup.confidence_level
+        return stats.detectable(stats.worker_sd_of(row.speedup), workers=workers, level=level)
+
+    @property
     def known_ceiling(self) -> Estimate | None:
         """The ceiling, if enough workers stand behind it to decide anything."""
         known = self.ceiling is not None and (self.ceiling.look or 0) >= self.policy.ceiling_workers

@@ -43,6 +43,8 @@ class Latency(Record):
     """The most any kernel for this op could win."""
     half_width: Ratio | None
     """Of the deciding interval; what this run could resolve."""
+    detectable_ratio: Ratio | None = None
+    """Smallest gain that as many workers, as spread as these, would find in nine runs of ten; 0.01 is one per cent."""
     blocks: int
     processes: int
 

@@ -45,7 +45,8 @@ def time_verdict(course: Course) -> None:
         spent = max(spent, time.monotonic() - start)
         if place + 1 in looks and settled(course.evidence, course.policy, cells=course.cells):
             break
-    _clean_times(course, plan)
+    with course.spending("audit"):
+        _clean_times(course, plan)
     course.finish(STAGE)
 
 

@@ -198,11 +198,18 @@ def test_an_impossible_block_sd_is_refused(block_sd: float) -> None:
         stats.blocks_for(block_sd, policy())
 
 
-def test_the_minimum_detectable_effect_follows_its_formula() -> None:
+def test_the_smallest_detectable_effect_follows_its_formula() -> None:
+    sd = math.sqrt(2.5e-6)
+    expected = math.expm1((2.7764 + 1.5332) * sd / math.sqrt(5))
+    assert stats.detectable(sd, workers=5, level=0.95) == pytest.approx(expected, rel=1e-4)
+
+
+def test_an_interval_gives_back_the_spread_of_the_workers_behind_it() -> None:
     estimates = [0.001, 0.002, 0.003, 0.004, 0.005]
-    error = math.sqrt(2.5e-6 / 5)
-    expected = math.expm1((2.7764 + 1.5332) * error)
-    assert stats.minimum_detectable(estimates, level=0.95) == pytest.approx(expected, rel=1e-4)
+    told = stats.as_estimate(stats.t_interval(estimates, 0.95), level=0.95, look=5)
+    assert stats.worker_sd_of(told) == pytest.approx(math.sqrt(2.5e-6))
+    with pytest.raises(ValueError, match="two workers"):
+        stats.worker_sd_of(told.model_copy(update={"look": 1}))
 
 
 def test_halving_an_interval_takes_fewer_than_four_times_few_workers() -> None:
