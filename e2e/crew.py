@@ -235,8 +235,6 @@ class Crew:
             "KINETO_LOG_LEVEL": "99",
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",  # more would start a pool, hence threads, in the zygote
-            # the clean worker computes while others compile: waiting threads that spin would hold their cores
-            **({"OMP_WAIT_POLICY": "PASSIVE"} if clean and self.device == "cpu" else {}),
             # the first compilation of a process imports for seconds: once, before the forks
             **({WARM_COMPILER: "compile" if self.device == "cpu" else "import"} if self._compiles(clean) else {}),
             # Inductor compiles a probe per vector extension, 5 s of a cold start; the flags are there to read

@@ -12,7 +12,7 @@ from e2e import stats, wording
 from e2e.arm_names import AS_SHIPPED, ArmName
 from e2e.judge import judge
 from e2e.measure.audit import Fingerprint, Replay, Tolerance, allowed_apart, conclude, disagreements
-from e2e.schema.evidence import Allocations, ArmRecord, Audit, Evidence, Segment, Steadiness
+from e2e.schema.evidence import Allocations, ArmRecord, Audit, CleanTime, Evidence, Segment, Steadiness
 from e2e.schema.policy import Policy
 from e2e.schema.selftest import Catch, Effect, FalseAlarm, NoiseFloor, Resolvable, Trial
 from e2e.schema.words import Mode, Outcome, ReasonKind, Role, kind_of
@@ -125,9 +125,16 @@ def staged(timed: Timed, scene: Scene, base: Evidence, *, dtype: str) -> Evidenc
             "steadiness": [_renamed(item, parts) for item in timed.steadiness if item.arm in parts],
             "allocations": [_renamed(item, parts) for item in timed.allocations if item.arm in parts],
             "workers_finished": len(timed.pauses),
+            "clean_times": _clean_times(segments),
             "audit": _audit(timed, parts, base, dtype),
         }
     )
+
+
+def _clean_times(segments: Sequence[Segment]) -> list[CleanTime]:
+    """As in the workers themselves: nothing planted slows its company down, and no process without it is timed."""
+    step_s = stats.step_seconds(segments, AS_SHIPPED)
+    return [] if step_s is None else [CleanTime(arm=AS_SHIPPED, step_s=step_s)]
 
 
 def _renamed(record: _OfArm, parts: Mapping[str, str]) -> _OfArm:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from e2e.schema.evidence import (
     ArmRecord,
     Audit,
     BuildRecord,
+    CleanTime,
     DeviceFacts,
     Engagement,
     Evidence,
@@ -308,6 +310,15 @@ def audit(**changes: Any) -> Audit:
     return Audit(**{**fields, **changes})
 
 
+def clean_times(segments: Sequence[Segment], *, ratio: float = 1.0) -> list[CleanTime]:
+    """PyTorch's arms without the candidate: as long, by median, as in the segments, or `ratio` times as long."""
+    found = []
+    for name in (EAGER, ALTERNATIVE):
+        steps = [s.seconds / s.steps for s in segments if s.phase == "verdict" and s.arm == name]
+        found += [CleanTime(arm=name, step_s=ratio * statistics.median(steps))] if steps else []
+    return found
+
+
 def evidence(segments: Sequence[Segment] = (), **changes: Any) -> Evidence:
     """A healthy run that got to a verdict; change what the test is about."""
     finished = {s.worker for s in segments if s.phase == "verdict"}
@@ -326,6 +337,7 @@ def evidence(segments: Sequence[Segment] = (), **changes: Any) -> Evidence:
         "candidate": CANDIDATE,
         "segments": list(segments),
         "workers_finished": len(finished),
+        "clean_times": clean_times(segments),
         "memory": [MemoryRecord(arm=name, host_high_water_bytes=2**30) for name in (ALTERNATIVE, CANDIDATE)],
         "audit": audit(),
     }

@@ -9,6 +9,7 @@ from e2e import registry
 from e2e.schema.evidence import (
     ArmRecord,
     Audit,
+    CleanTime,
     DeviceFacts,
     Engagement,
     Evidence,
@@ -212,6 +213,7 @@ def evidence(**changes: Any) -> Evidence:
         ),
         segments=segments(),
         workers_finished=5,
+        clean_times=[CleanTime(arm=arm, step_s=STEPS_S[arm]) for arm in STEPS_S if arm.startswith("baseline")],
         memory=[MemoryRecord(arm=arm, peak_allocated_bytes=5_620_000_000) for arm in STEPS_S],
         bind_s=0.021,
         audit=Audit(

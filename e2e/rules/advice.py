@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from e2e import wording
 from e2e.schema.verdict import Reason
 from e2e.schema.words import ReasonCode
-from e2e.weighing import Case, slowdown
+from e2e.weighing import Case, apart
 
 BUSY_RATIO = 0.7
 """Device-busy share below which the device is said to wait for the host."""
@@ -21,9 +21,9 @@ def advice(case: Case) -> Iterator[Reason]:
         message = f"half width {wording.percent(half)}, margin {wording.percent(case.policy.margin)}"
         yield Reason(code=ReasonCode.NOISY, message=message)
     for row in case.against:
-        slowed = slowdown(evidence, case.policy, row.arm)
-        if row is not case.deciding and slowed is not None:
-            message = f"{wording.arm(row.arm)}, which does not decide, is {slowed:.2f}x slower beside the candidate"
+        ratio = apart(evidence, case.policy, row.arm, row.speedup)
+        if row is not case.deciding and ratio is not None:
+            message = f"{wording.arm(row.arm)}, which does not decide, takes {ratio:.2f}x as long beside the candidate"
             yield Reason(code=ReasonCode.OPPONENT_SLOWED, message=message)
     if device and device.kind == "cuda" and device.busy_ratio is not None and device.busy_ratio < BUSY_RATIO:
         idle = wording.percent(1 - device.busy_ratio)

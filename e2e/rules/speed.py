@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from e2e import wording
-from e2e.arm_names import AS_SHIPPED
+from e2e.arm_names import AS_SHIPPED, is_adopted
 from e2e.rules._words import some
-from e2e.schema.evidence import Evidence
+from e2e.schema.evidence import ArmRecord, Evidence
 from e2e.schema.verdict import Against, Reason
 from e2e.schema.words import Outcome, ReasonCode, Role, Stage
-from e2e.weighing import Case, find_arm, is_drowned, is_look, opponent_arm, slowdown
+from e2e.weighing import Case, apart, find_arm, is_drowned, is_look, opponent_arm
 
 PILOT_LOSS = 0.05
 """Pilot loss beyond which `screen` is not promising: outside a pilot's noise (METHOD.md: sd 0.3 to 2 %)."""
@@ -78,23 +78,44 @@ def baseline_is_unfair(case: Case) -> Iterator[Reason]:
     arms = [find_arm(case.evidence, name) for name in (AS_SHIPPED, opponent)]
     bad = next((arm for arm in arms if arm is not None and arm.status in ("failed", "void")), None)
     if bad is None:
-        chosen = find_arm(case.evidence, case.evidence.candidate)
-        voids = [arm for arm in case.evidence.arms if arm.role is Role.BASELINE and arm.status == "void"]
-        bad = next((arm for arm in voids if chosen is not None and arm.mode is chosen.mode), None)
-    row = case.deciding
-    slowed = slowdown(case.evidence, case.policy, row.arm) if row else None
+        bad = _lost_rival(case.evidence)
     lacking = _required_but_not_measured(case)
     if lacking is not None:
         yield Reason(code=ReasonCode.BASELINE_UNFAIR, message=lacking)
-    if row is not None and slowed is not None:
-        message = f"{row.arm} is {slowed:.2f}x slower in every process that holds the candidate than without it"
-        yield Reason(code=ReasonCode.BASELINE_UNFAIR, message=message)
+    suspect = _company_tells(case)
+    if suspect is not None:
+        yield Reason(code=ReasonCode.BASELINE_UNFAIR, message=suspect)
     if bad is not None:
         message = f"{bad.name} {bad.status}: {bad.reason or 'no reason was recorded'}"
+        message += "; without the candidate it works" if bad.name in case.evidence.clean_works else ""
         yield Reason(code=ReasonCode.BASELINE_UNFAIR, message=message)
     elif case.is_at_verdict and opponent is None:
         message = f"no arm stands for the opponent {case.policy.decides}"
         yield Reason(code=ReasonCode.BASELINE_UNFAIR, message=message)
+
+
+def _lost_rival(evidence: Evidence) -> ArmRecord | None:
+    """A baseline that might have been the strongest: of the candidate's own mode, where none of that mode was timed or
+    one was thrown out; or one that failed beside the candidate and works without it.
+    """
+    chosen = find_arm(evidence, evidence.candidate)
+    baselines = [arm for arm in evidence.arms if arm.role is Role.BASELINE and not is_adopted(arm.alternative)]
+    rivals = [arm for arm in baselines if chosen is not None and arm.mode is chosen.mode]
+    is_lost = not any(arm.status == "ok" for arm in rivals)
+    lost = [arm for arm in rivals if arm.status == "void" or (is_lost and arm.status == "failed")]
+    return next(iter([*lost, *(arm for arm in baselines if arm.name in evidence.clean_works)]), None)
+
+
+def _company_tells(case: Case) -> str | None:
+    """Whether the deciding opponent is the same beside the candidate as without it."""
+    row, evidence = case.deciding, case.evidence
+    if row is None or not case.is_at_verdict:
+        return None
+    ratio = apart(evidence, case.policy, row.arm, row.speedup)
+    if ratio is not None:
+        return f"{row.arm} takes {ratio:.2f}x as long in every process that holds the candidate as it does without it"
+    is_gain = row.outcome is Outcome.CONFIRMED
+    return "no path of PyTorch was timed without the candidate" if is_gain and not evidence.clean_times else None
 
 
 def _required_but_not_measured(case: Case) -> str | None:

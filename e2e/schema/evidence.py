@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from e2e.schema.record import Record
 from e2e.schema.words import Mode, ReasonCode, Role, Stage
@@ -318,7 +320,7 @@ class CleanTime(Record):
     """A baseline's step in a process that never held the candidate."""
 
     arm: str
-    step_s: Seconds
+    step_s: Annotated[Seconds, Field(gt=0)]
 
 
 class DeviceFacts(Record):
@@ -390,6 +392,8 @@ class Evidence(Record):
     segments: list[Segment] = []
     """Stored in samples.csv, not in result.json."""
     clean_times: list[CleanTime] = []
+    clean_works: list[str] = []
+    """Baseline arms that failed beside the candidate, and work in the process that never held it."""
     steadiness: list[Steadiness] = []
     allocations: list[Allocations] = []
     spent: list[Spent] = []

@@ -231,7 +231,7 @@ class ReasonText(StrEnum):
     ENVIRONMENT_CHANGED = "the machine's settings changed during the run"
     MEMORY_DISAGREES = "the sources of memory figures disagree"
     MEMORY_GROWS = "memory in use grows from step to step"
-    OPPONENT_SLOWED = "an opponent that does not decide is slower beside the candidate than without it"
+    OPPONENT_SLOWED = "an opponent that does not decide is as fast as it is only beside the candidate, or without it"
     HOST_BOUND = "the device waits for the host"
     CONTENTION = "other processes used the machine during timing"
     CANNOT_SEE = "this machine does not show a quantity that e2e wanted to read"

@@ -8,6 +8,7 @@ from typing import Any
 
 from e2e import stats, wording
 from e2e.arm_names import AS_SHIPPED, ArmName, is_adopted
+from e2e.errors import E2EError
 from e2e.measure.audit import Fingerprint, Replay, Tolerance, allowed_apart, conclude, disagreements
 from e2e.measure.schedule import steps_for
 from e2e.processes import Worker, WorkerFault
@@ -69,6 +70,18 @@ def _clean_times(course: Course, plan: Mapping[str, int]) -> None:
     course.learn(clean_times=[CleanTime(arm=arm, step_s=stats.median(found)) for arm, found in own.items()])
 
 
+def _works_clean(course: Course, arm: str) -> bool:
+    """Whether a baseline that failed beside the candidate works without it: then it was made to fail."""
+    assert course.clean is not None
+    try:
+        course.clean.call("prepare", timeout_s=course.policy.budgets.compile_s, arm=arm)
+    except WorkerFault as fault:
+        if fault.kind != "raised":
+            raise E2EError(f"a process without the candidate failed: {fault.message}") from fault
+        return False
+    return True
+
+
 def _clean_arms(course: Course, plan: Mapping[str, int]) -> list[str]:
     """Simplest first; a single one gets identical code to take turns with."""
     names = [ArmName.parse(arm) for arm in plan]
@@ -96,6 +109,9 @@ def _ready_for_audit(course: Course) -> None:
     assert course.clean is not None
     course.crew.require(course.clean, "arena")
     course.crew.require(course.clean, "prepare", arm=AS_SHIPPED)
+    failed = [arm for arm in course.evidence.arms if arm.role is Role.BASELINE and arm.status == "failed"]
+    own = [arm.name for arm in failed if not is_adopted(arm.alternative) and _works_clean(course, arm.name)]
+    course.learn(clean_works=own)
 
 
 def _plan(course: Course) -> dict[str, int]:

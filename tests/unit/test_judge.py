@@ -22,6 +22,7 @@ from tests.fakes import (
     arm,
     arms,
     audit,
+    clean_times,
     engagement,
     evidence,
     model_check,
@@ -198,13 +199,49 @@ def test_what_chose_the_arms_is_no_part_of_their_ceiling() -> None:
     assert judged(timed, stage_finished=Stage.SCREEN).label is Label.NO_HEADROOM
 
 
-def test_a_baseline_slower_in_every_shared_process_than_in_the_clean_one_blocks() -> None:
-    step_s = judged(WIN).latency.against[0].arm_step_s
-    clean = [CleanTime(arm=ALTERNATIVE, step_s=step_s / 1.3)]
-    verdict = judged(WIN, clean_times=clean)
+@pytest.mark.parametrize("ratio", [1 / 1.3, 1.3])
+def test_a_baseline_that_is_another_one_without_the_candidate_blocks(ratio: float) -> None:
+    """Slower in its company, or a clean process so slow that nothing could be seen."""
+    verdict = judged(WIN, clean_times=clean_times(WIN, ratio=ratio))
     assert (Outcome.INCONCLUSIVE, ReasonCode.BASELINE_UNFAIR) == (verdict.outcome, headline(verdict))
-    near = [CleanTime(arm=ALTERNATIVE, step_s=step_s / 1.02)]
-    assert judged(WIN, clean_times=near).outcome is Outcome.CONFIRMED
+    assert judged(WIN, clean_times=clean_times(WIN, ratio=1 / 1.02)).outcome is Outcome.CONFIRMED
+
+
+def test_a_gain_no_larger_than_what_the_candidates_company_costs_the_baseline_is_none() -> None:
+    """Spinning in PyTorch's own function for a few microseconds slows the opponent by a few per cent."""
+    assert judged(WIN, clean_times=clean_times(WIN, ratio=1 / 1.06)).outcome is Outcome.INCONCLUSIVE
+    large = timed(1.30)
+    assert judged(large, clean_times=clean_times(large, ratio=1 / 1.06)).outcome is Outcome.CONFIRMED
+
+
+def test_a_gain_counts_only_if_pytorch_was_also_timed_without_the_candidate() -> None:
+    verdict = judged(WIN, clean_times=[])
+    assert (Outcome.INCONCLUSIVE, ReasonCode.BASELINE_UNFAIR) == (verdict.outcome, headline(verdict))
+    assert judged(LOSS, clean_times=[]).outcome is Outcome.REFUTED
+
+
+def compiled_win(**baseline: Any) -> Verdict:
+    """The candidate's best mode is compile; what became of that mode's baseline is up to the test."""
+    names = {"baseline:compile": baseline, "candidate:compile": {}}
+    found = [*arms(), *(arm(name, **{"step_s": None, **changes}) for name, changes in names.items())]
+    speedups = {ALTERNATIVE: 1.0, "candidate:compile": 1.05, SHAM: 1.0}
+    works = ["baseline:compile"] if baseline.pop("works", False) else []
+    return judged(synthetic_segments(steps_of(speedups)), arms=found, candidate="candidate:compile", clean_works=works)
+
+
+def test_a_mode_that_only_the_candidate_has_is_no_win_over_pytorch() -> None:
+    """A kernel that makes the compiler fail for everybody else would take credit for the compiler."""
+    failed = compiled_win(status="failed", reason="BackendCompilerFailed")
+    assert (Outcome.INCONCLUSIVE, ReasonCode.BASELINE_UNFAIR) == (failed.outcome, headline(failed))
+    assert compiled_win(status="ok").outcome is Outcome.CONFIRMED
+
+
+def test_a_baseline_that_fails_only_beside_the_candidate_blocks_whatever_the_candidates_mode() -> None:
+    other = arm("baseline:compile", status="failed", reason="BackendCompilerFailed")
+    assert judged(WIN, arms=[*arms(), other]).outcome is Outcome.CONFIRMED
+    blocked = judged(WIN, arms=[*arms(), other], clean_works=["baseline:compile"])
+    assert (Outcome.INCONCLUSIVE, ReasonCode.BASELINE_UNFAIR) == (blocked.outcome, headline(blocked))
+    assert "without the candidate it works" in message(blocked, ReasonCode.BASELINE_UNFAIR)
 
 
 def test_an_opponent_that_does_not_decide_and_is_slowed_proves_nothing_and_blocks_nothing() -> None:
