@@ -10,7 +10,7 @@ from e2e.rules._words import some
 from e2e.schema.evidence import ArmRecord, Evidence
 from e2e.schema.verdict import Against, Reason
 from e2e.schema.words import Outcome, ReasonCode, Role, Stage
-from e2e.weighing import Case, apart, find_arm, is_drowned, is_look, opponent_arm
+from e2e.weighing import NEAR, Case, apart, find_arm, is_drowned, is_look, opponent_arm
 
 PILOT_LOSS = 0.05
 """Pilot loss beyond which `screen` is not promising: outside a pilot's noise (METHOD.md: sd 0.3 to 2 %)."""
@@ -114,8 +114,25 @@ def _company_tells(case: Case) -> str | None:
     ratio = apart(evidence, case.policy, row.arm, row.speedup)
     if ratio is not None:
         return f"{row.arm} takes {ratio:.2f}x as long in every process that holds the candidate as it does without it"
-    is_gain = row.outcome is Outcome.CONFIRMED
-    return "no path of PyTorch was timed without the candidate" if is_gain and not evidence.clean_times else None
+    if row.outcome is not Outcome.CONFIRMED:
+        return None
+    if not evidence.clean_times:
+        return "no path of PyTorch was timed without the candidate"
+    return _better_without(evidence, row.arm) if row.opponent == "best_pytorch" else None
+
+
+def _better_without(evidence: Evidence, opponent: str) -> str | None:
+    """Whether the tournament, which the candidate's process held, let another path lose that wins without it."""
+    clean = {item.arm: item.step_s for item in evidence.clean_times}
+    best = min(clean, key=lambda arm: clean[arm])
+    if opponent in clean and clean[best] * NEAR < clean[opponent]:
+        ratio = clean[opponent] / clean[best]
+        return f"without the candidate {best} is {ratio:.2f}x as fast as {opponent}, which won beside it"
+    chosen, deciding = find_arm(evidence, evidence.candidate), find_arm(evidence, opponent)
+    modes = {arm.mode for arm in evidence.arms if arm.name in clean}
+    if chosen is None or deciding is None or chosen.mode in (deciding.mode, *modes):
+        return None
+    return f"no path of PyTorch in the candidate's own mode, {chosen.mode}, was timed without it"
 
 
 def _required_but_not_measured(case: Case) -> str | None:

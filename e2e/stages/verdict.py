@@ -13,7 +13,7 @@ from e2e.measure.audit import Fingerprint, Replay, Tolerance, allowed_apart, con
 from e2e.measure.schedule import steps_for
 from e2e.processes import Worker, WorkerFault
 from e2e.schema.evidence import CleanTime
-from e2e.schema.words import Mode, Role, Stage
+from e2e.schema.words import Mode, Outcome, Role, Stage
 from e2e.stages.course import Course
 from e2e.stages.screen import CEILING_WORKER, headroom_arms, record_of
 from e2e.stages.timing import clean_block, run_block, warm_up
@@ -59,14 +59,14 @@ def _clean_times(course: Course, plan: Mapping[str, int]) -> None:
     assert course.clean is not None
     arms = [arm for arm in _clean_arms(course, plan) if _prepared_clean(course, arm)]
     course.crew.require(course.clean, "settle")
-    clean_plan = {arm: plan.get(arm, course.policy.min_steps) for arm in arms}
+    clean_plan = {arm: plan.get(arm) or _steps(course, arm) for arm in arms}
     times: dict[str, list[Seconds]] = {arm: [] for arm in arms}
     for number in range(-1, course.policy.blocks if arms else -1):
         if course.deadline.left_s <= 0:
             return
         for arm, found in clean_block(course, course.clean, clean_plan).items():
             times[arm] += found if number >= 0 else []
-    own = {arm: found for arm, found in times.items() if arm in plan}
+    own = {arm: found for arm, found in times.items() if ArmName.parse(arm).role is Role.BASELINE}
     course.learn(clean_times=[CleanTime(arm=arm, step_s=stats.median(found)) for arm, found in own.items()])
 
 
@@ -83,11 +83,22 @@ def _works_clean(course: Course, arm: str) -> bool:
 
 
 def _clean_arms(course: Course, plan: Mapping[str, int]) -> list[str]:
-    """Simplest first; a single one gets identical code to take turns with."""
-    names = [ArmName.parse(arm) for arm in plan]
-    own = [name for name in names if name.role is Role.BASELINE and not is_adopted(name.alternative)]
-    ordered = list(map(str, sorted(own, key=lambda name: name.mode.rank)))
-    return [*ordered, str(ArmName(Role.SHAM, Mode.EAGER))] if len(ordered) == 1 else ordered
+    """Those of the plan, simplest first; a single one gets identical code to take turns with.
+
+    Before a gain is believed, also those that lost the tournament, which the candidate's process held: its own mode
+    first, then the fastest.
+    """
+    records = {arm.name: arm for arm in course.evidence.arms}
+    candidate = records[str(course.evidence.candidate)]
+    own = [arm for arm in records.values() if arm.role is Role.BASELINE and not is_adopted(arm.alternative)]
+    planned = sorted((arm for arm in own if arm.name in plan), key=lambda arm: arm.mode.rank)
+    names = [arm.name for arm in planned]
+    row = weigh(course.evidence, course.policy).deciding
+    if row is not None and row.outcome is Outcome.CONFIRMED:
+        losers = [arm for arm in own if arm.name not in plan and arm.status == "ok" and arm.step_s is not None]
+        losers.sort(key=lambda arm: (arm.mode is not candidate.mode, arm.step_s))
+        names += [arm.name for arm in losers]
+    return [*names, str(ArmName(Role.SHAM, Mode.EAGER))] if len(names) == 1 else names
 
 
 def _prepared_clean(course: Course, arm: str) -> bool:
@@ -117,19 +128,19 @@ def _ready_for_audit(course: Course) -> None:
 def _plan(course: Course) -> dict[str, int]:
     """Arms of every block and their counted steps, from baselines' pilot times only."""
     assert course.evidence.baseline is not None and course.evidence.candidate is not None
-    times = {record.name: record.step_s for record in course.evidence.arms}
     strongest = ArmName.parse(course.evidence.baseline)
-
-    def steps(arm: str) -> int:
-        step_s = times[arm]
-        assert step_s is not None
-        return steps_for(step_s, segment_s=course.policy.segment_s, min_steps=course.policy.min_steps)
-
-    counted = steps(course.evidence.baseline)
+    counted = _steps(course, course.evidence.baseline)
     plan = {course.evidence.baseline: counted, course.evidence.candidate: counted}
     plan[str(ArmName(Role.SHAM, strongest.mode, strongest.alternative))] = counted
     opponents = [opponent_arm(course.evidence, opponent) for opponent in course.policy.opponents]
-    return plan | {arm: steps(arm) for arm in opponents if arm is not None and arm not in plan}
+    return plan | {arm: _steps(course, arm) for arm in opponents if arm is not None and arm not in plan}
+
+
+def _steps(course: Course, arm: str) -> int:
+    """Counted steps of a segment, from the arm's pilot time; as few as may be where it has none."""
+    step_s = next((record.step_s for record in course.evidence.arms if record.name == arm), None)
+    least = course.policy.min_steps
+    return least if step_s is None else steps_for(step_s, segment_s=course.policy.segment_s, min_steps=least)
 
 
 def _blocks(course: Course, plan: Mapping[str, int]) -> int:

@@ -220,20 +220,33 @@ def test_a_gain_counts_only_if_pytorch_was_also_timed_without_the_candidate() ->
     assert judged(LOSS, clean_times=[]).outcome is Outcome.REFUTED
 
 
-def compiled_win(**baseline: Any) -> Verdict:
-    """The candidate's best mode is compile; what became of that mode's baseline is up to the test."""
-    names = {"baseline:compile": baseline, "candidate:compile": {}}
-    found = [*arms(), *(arm(name, **{"step_s": None, **changes}) for name, changes in names.items())]
-    speedups = {ALTERNATIVE: 1.0, "candidate:compile": 1.05, SHAM: 1.0}
-    works = ["baseline:compile"] if baseline.pop("works", False) else []
-    return judged(synthetic_segments(steps_of(speedups)), arms=found, candidate="candidate:compile", clean_works=works)
+COMPILED, OTHER_MODE = "baseline:compile", "candidate:compile"
+
+
+def compiled_win(*, clean: dict[str, float], **baseline: Any) -> Verdict:
+    """The candidate's best mode is compile; what became of that mode's baseline is up to the test.
+
+    `clean` has baselines' steps without the candidate, over those beside it.
+    """
+    found = [*arms(), arm(OTHER_MODE), arm(COMPILED, **baseline)]
+    segments = synthetic_segments(steps_of({ALTERNATIVE: 1.0, OTHER_MODE: 1.05, SHAM: 1.0}))
+    own = [*clean_times(segments), *(CleanTime(arm=name, step_s=STEP_S * ratio) for name, ratio in clean.items())]
+    return judged(segments, arms=found, candidate=OTHER_MODE, clean_times=own)
 
 
 def test_a_mode_that_only_the_candidate_has_is_no_win_over_pytorch() -> None:
     """A kernel that makes the compiler fail for everybody else would take credit for the compiler."""
-    failed = compiled_win(status="failed", reason="BackendCompilerFailed")
+    failed = compiled_win(status="failed", reason="BackendCompilerFailed", step_s=None, clean={})
     assert (Outcome.INCONCLUSIVE, ReasonCode.BASELINE_UNFAIR) == (failed.outcome, headline(failed))
-    assert compiled_win(status="ok").outcome is Outcome.CONFIRMED
+
+
+def test_a_win_in_a_mode_that_no_opponent_has_needs_that_mode_timed_without_the_candidate() -> None:
+    """A kernel that slows the compiled baseline down in the tournament makes eager the one to beat."""
+    assert compiled_win(clean={COMPILED: 1.04}).outcome is Outcome.CONFIRMED
+    unseen, faster = compiled_win(clean={}), compiled_win(clean={COMPILED: 0.94})
+    assert (unseen.outcome, faster.outcome) == (Outcome.INCONCLUSIVE, Outcome.INCONCLUSIVE)
+    assert "in the candidate's own mode, compile" in message(unseen, ReasonCode.BASELINE_UNFAIR)
+    assert "baseline:compile is 1.06x as fast" in message(faster, ReasonCode.BASELINE_UNFAIR)
 
 
 def test_a_baseline_that_fails_only_beside_the_candidate_blocks_whatever_the_candidates_mode() -> None:
