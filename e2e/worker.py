@@ -278,14 +278,6 @@ class Handlers:
         """See Arena.pause_s."""
         return {"pause_s": self.arena.pause_s(arm, seeds=seeds)}
 
-    def do_quick(self, *, arm: str) -> dict[str, Any]:
-        """Seconds per step of an arm by this process's own clock, to size segments only."""
-        import time
-
-        start = time.perf_counter()
-        self.arena.run(arm, seeds=[self.seed + place for place in range(3)])
-        return {"step_s": (time.perf_counter() - start) / 3}
-
     def do_warm_up(self, *, arm: str, warm_steps: int, warm_s: float, warm_most_s: float) -> dict[str, Any]:
         """See steady.until_steady; the clock is this process's own, and no interval rests on it."""
         from e2e.measure.steady import until_steady

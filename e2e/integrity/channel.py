@@ -71,7 +71,8 @@ class Channel:
             raise ChannelGarbage("a message is not JSON") from error
         if not isinstance(message, dict):
             raise ChannelGarbage("a message is not an object")
-        return message
+        found: dict[str, Any] = _sayable(message)
+        return found
 
     def close(self) -> None:
         """Close this end."""
@@ -98,6 +99,17 @@ class Channel:
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
+
+
+def _sayable(value: Any) -> Any:
+    """The same with every text fit for UTF-8: JSON can spell half a character, which no file can hold."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, list):
+        return [_sayable(item) for item in value]
+    if isinstance(value, dict):
+        return {_sayable(key): _sayable(item) for key, item in value.items()}
+    return value
 
 
 def _refuse(constant: str) -> None:

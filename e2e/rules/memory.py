@@ -17,8 +17,9 @@ CLEAR_OF_RANGE = 2
 """A saving is seen when it is this many times the range over processes. Source: METHOD.md B5.17."""
 DISAGREE_RATIO = 0.05
 """Source: METHOD.md B7 (MEM_DISAGREE)."""
-GROWTH_BYTES, GROWTH_RATIO = 2**20, 0.001
-"""Growth over a process's steps that is more than rounding by an allocator: both must be exceeded."""
+GROWTH_BYTES, GROWTH_RATIO, GROWTH_RATIO_ON_CPU = 2**20, 0.001, 0.01
+"""Growth over a process's steps that is more than rounding by an allocator: size and share must be exceeded. The
+resident set of a process, all that a CPU shows, wanders by more."""
 
 _ON_DEVICE = {
     "peak_allocated_bytes": "peak of memory allocated by torch",
@@ -168,10 +169,12 @@ def _is_growing(records: list[MemoryRecord]) -> bool:
 
 
 def _grew(record: MemoryRecord) -> bool:
-    peak = record.host_high_water_bytes if record.peak_allocated_bytes is None else record.peak_allocated_bytes
+    peak, share = record.peak_allocated_bytes, GROWTH_RATIO
+    if peak is None:
+        peak, share = record.host_high_water_bytes, GROWTH_RATIO_ON_CPU
     if record.growth_bytes is None or peak is None:
         return False
-    return record.growth_bytes > max(GROWTH_BYTES, GROWTH_RATIO * peak)
+    return record.growth_bytes > max(GROWTH_BYTES, share * peak)
 
 
 def _use(evidence: Evidence, arm: str | None) -> MemoryUse | None:

@@ -13,9 +13,9 @@ from pydantic import ConfigDict, Field
 
 from e2e.schema.record import Record
 
-_Count = Annotated[int, Field(ge=0)]
-_Seconds = Annotated[float, Field(ge=0)]
 _MOST = 2**62
+_Count = Annotated[int, Field(ge=0, le=_MOST)]
+_Seconds = Annotated[float, Field(ge=0, le=1e9)]
 _Bytes = Annotated[int, Field(ge=-_MOST, le=_MOST)]
 
 
@@ -91,7 +91,7 @@ class Ran(Answer):
 
     digests: list[Any]
     device_s: _Seconds | None
-    allocations: int | None
+    allocations: _Count | None
     recompiled: bool
 
 
@@ -99,12 +99,6 @@ class Digests(Answer):
     """Fingerprints of replayed steps."""
 
     digests: list[Any]
-
-
-class Quick(Answer):
-    """A rough step time."""
-
-    step_s: _Seconds
 
 
 class OpTimes(Answer):
@@ -125,7 +119,7 @@ class Isolated(Answer):
 class Traced(Answer):
     """A trace was written."""
 
-    steps: Annotated[int, Field(gt=0)]
+    steps: Annotated[int, Field(gt=0, le=_MOST)]
 
 
 class Memory(Answer):
@@ -162,7 +156,6 @@ ANSWERS: Mapping[str, type[Answer]] = {
     "warm_up": Warm,
     "go": Ran,
     "digests": Digests,
-    "quick": Quick,
     "isolated": Isolated,
     "trace": Traced,
     "memory": Memory,

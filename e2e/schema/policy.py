@@ -80,7 +80,7 @@ class Policy(Record):
     """What must hold for which outcome: opponents, margin, schedule, budgets."""
 
     name: str
-    margin: float = Field(0.01, gt=0, lt=1)
+    margin: float = Field(0.01, ge=0.001, lt=1)
     """Smallest gain worth adopting: CONFIRMED needs a speed-up above 1 + margin."""
     objective: Literal["latency", "memory"] = "latency"
     opponents: list[Opponent] = ["best_pytorch", "as_shipped"]
@@ -95,7 +95,7 @@ class Policy(Record):
     """Modes in which the op's PyTorch alternatives compete; a compiler often makes them the same code anyway."""
     looks: list[int] = Field([5, 8, 12], min_length=1)
     """Worker processes at which the interval is looked at."""
-    level: float = Field(0.9779, gt=0.5, lt=1)
+    level: float = Field(0.9779, ge=0.8, lt=1)
     """Nominal two-sided confidence at each look. Source: Pocock's constant for three looks, 95 % overall."""
     blocks: int = Field(8, ge=4)
     """Mirrored blocks per worker, at least (METHOD.md, correction 3)."""

@@ -62,9 +62,9 @@ class ClaimRecord(Record):
 
 
 class ErrorRecord(Record):
-    """Why the run itself ended early (exit codes 2, 6, 70, 130)."""
+    """Why the run itself ended early."""
 
-    code: int
+    code: Literal[2, 6, 70, 130]
     message: str
 
 

@@ -17,7 +17,7 @@ from e2e.schema.words import Mode, ReasonCode, Role, Stage
 from e2e.stages.check import arm_is_right, arm_names, begin_pilot, mode_problem, wait_for_caches
 from e2e.stages.course import Course
 from e2e.stages.memory import measure_memory
-from e2e.stages.timing import run_block, warm_up
+from e2e.stages.timing import rough_step_s, run_block, warm_up
 from e2e.weighing import opponent_arm
 
 STAGE = Stage.SCREEN
@@ -223,8 +223,7 @@ def _checked(course: Course, record: ArmRecord) -> ArmRecord:
 def _rough_step_s(course: Course) -> float:
     """The eager baseline's step, to size the pilot's segments."""
     assert course.pilot is not None
-    reply = course.crew.require(course.pilot, "quick", arm=AS_SHIPPED)
-    return float(reply["step_s"])
+    return rough_step_s(course, course.pilot, AS_SHIPPED, stage=STAGE)
 
 
 def _timed(

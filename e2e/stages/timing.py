@@ -93,6 +93,16 @@ class Span:
         return (self.end_ns - self.start_ns) / 1e9
 
 
+def rough_step_s(course: Course, worker: Worker, arm: str, *, stage: Stage) -> Seconds:
+    """Seconds of a step by the parent's clock, to size segments; part of nothing else."""
+    settle = course.policy.settle_steps
+    turn = Turn(arm, 0, ROUGH_STEPS, settle, course.seeds.take(ROUGH_STEPS + settle))
+    return _segment(course, worker, turn, stage=stage, keep=False).seconds / ROUGH_STEPS
+
+
+ROUGH_STEPS = 3
+
+
 def clean_block(course: Course, worker: Worker, plan: Mapping[str, int]) -> dict[str, list[Seconds]]:
     """Seconds per step of every segment of a block in the clean process; part of no interval and no audit.
 

@@ -21,7 +21,6 @@ HONEST: dict[str, dict[str, Any]] = {
     "warm_up": {"steps": 10, "seconds": 1, "is_steady": True, "change_ratio": 0.001},
     "go": {"digests": [[1, [0.5]]], "device_s": None, "allocations": None, "recompiled": False},
     "digests": {"digests": []},
-    "quick": {"step_s": 0.01},
     "isolated": {"seconds": {"eager": 1e-5, "candidate": 5e-6}, "plumbing_s": -1e-9},
     "trace": {"steps": 3},
     "memory": {"steps": 8, "first_step_s": 0.1, "growth_bytes": -4096, "host_high_water_bytes": 2**30},
@@ -71,11 +70,12 @@ def test_a_field_that_nobody_asked_for_is_nonsense(do: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("do", "name"), [("quick", "step_s"), ("warm_up", "steps"), ("trace", "steps"), ("logits", "calls")]
+    ("do", "name"), [("pause", "pause_s"), ("warm_up", "steps"), ("trace", "steps"), ("logits", "calls")]
 )
-def test_less_than_nothing_is_nonsense(do: str, name: str) -> None:
-    with pytest.raises(ValidationError):
-        checked(do, {**HONEST[do], name: -1})
+def test_less_than_nothing_and_more_than_there_can_be_are_nonsense(do: str, name: str) -> None:
+    for wrong in (-1, 10**400):
+        with pytest.raises(ValidationError):
+            checked(do, {**HONEST[do], name: wrong})
 
 
 @given(st.sampled_from(sorted(HONEST)), st.dictionaries(st.sampled_from(["steps", "calls"]) | st.text(), JUNK))

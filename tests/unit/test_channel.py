@@ -244,3 +244,13 @@ def test_any_json_gives_an_object_or_garbage(body: bytes) -> None:
         else:
             with pytest.raises(ChannelGarbage):
                 expected()
+
+
+def test_half_a_character_arrives_as_something_that_can_be_stored() -> None:
+    body = b'{"fault": {"message": "a\\ud800b", "\\udfff": ["\\ud83d\\ude00", 1]}}'
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(struct.pack("!I", len(body)) + body)
+        found = Channel(ours).receive(1.0)
+    assert found == {"fault": {"message": "a\\ud800b", "\\udfff": ["\U0001f600", 1]}}
+    json.dumps(found, ensure_ascii=False).encode("utf-8")
