@@ -208,13 +208,13 @@ class Handlers:
         from e2e.numerics.examine import Examiner
         from e2e.numerics.exercise import model_logits
 
-        ids = Examiner.token_rows(self.session, tokens, self.seed)
+        rows = Examiner.token_rows(self.session, tokens, self.seed)
         calls = model_logits(
             self.session,
             self.op,
             self.patched,
             self.kernel,
-            ids=ids,
+            rows=rows,
             path=Path(path),
             constraints=self.manifest.constraints,
         )

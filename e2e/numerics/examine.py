@@ -149,20 +149,32 @@ class Examiner:
 
     def reference_logits(self, *, tokens: int, seed: int) -> dict[str, Any]:
         """Teacher-forced logits by the reference and by the eager baseline, kept here."""
-        ids = self.token_rows(self._session, tokens, seed)
-        baseline = _flat(self._session.logits(self._session.model, ids))
+        rows = self.token_rows(self._session, tokens, seed)
+        baseline = _flat(torch.cat([self._session.logits(self._session.model, ids) for ids in rows]))
         self._need_finite(baseline)
         model = self._reference_model()
-        reference = _flat(torch.cat([self._session.logits(model, row[None]) for row in ids]))
+        reference = _flat(torch.cat([self._session.logits(model, row[None]) for ids in rows for row in ids]))
         self._logits = (reference, baseline)
-        return {"tokens": ids.numel(), "reference": str(reference.dtype).removeprefix("torch.")}
+        return {"tokens": reference.shape[0], "reference": str(reference.dtype).removeprefix("torch.")}
 
     @staticmethod
-    def token_rows(session: Any, tokens: int, seed: int) -> Tensor:
-        """Rows of real text for the model-level comparison; the same for the same seed, in any process."""
-        length = min(tokens, 512, session.cell.sequence if session.cell.step != "decode" else 512)
-        ids: Tensor = session.tokens.windows(max(1, tokens // length), length, seed).to(session.device)
-        return ids
+    def token_rows(session: Any, tokens: int, seed: int) -> list[Tensor]:
+        """Real text for the model-level comparison, call by call; the same for the same seed, in any process.
+
+        Calls of the step's own shape, where that many tokens are compared: a kernel cannot tell them from timed ones,
+        and here every row's output counts, where a step hands out the last token's only.
+
+        Shapes:
+            ids (B, S) each.
+        """
+        cell = session.cell
+        batch, length = cell.batch, cell.sequence
+        if cell.step == "decode" or batch * length > tokens:
+            length = min(tokens, 512, length if cell.step != "decode" else 512)
+            batch = max(1, tokens // length)
+        calls = max(1, tokens // (batch * length))
+        ids: Tensor = session.tokens.windows(calls * batch, length, seed).to(session.device)
+        return list(ids.split(batch))
 
     def compare_logits(self, *, path: Path, ratio: float) -> dict[str, Any]:
         """The candidate's logits against the reference, beside the baseline's own distance."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -156,14 +156,14 @@ def model_logits(
     sites: list[Site],
     kernel: Callable[..., Any],
     *,
-    ids: Tensor,
+    rows: Sequence[Tensor],
     path: Path,
     constraints: list[str],
 ) -> int:
     """Teacher-forced logits with the kernel at its sites, saved for the clean side to judge; calls of the kernel."""
     model, counter = copy_sharing_weights(session.model), Counter()
     Patch(op, sites_in(model, sites), lambda site: guarded(op, site, counter.around(site, kernel), constraints))
-    logits = session.logits(model, ids)
+    logits = torch.cat([session.logits(model, ids) for ids in rows])
     save_file({"logits": logits.reshape(-1, logits.shape[-1]).contiguous()}, path)
     return sum(counter.calls.values())
 

@@ -212,7 +212,7 @@ def test_a_site_off_the_path_does_not_move_the_outputs(session: LlamaSession) ->
 def logits_with(session: LlamaSession, kernel: Norm, path: Path, *constraints: str) -> Tensor:
     (ids,) = session.batch(1)
     sites = OP.find_sites(session.model)
-    model_logits(session, OP, sites, kernel, ids=ids, path=path, constraints=list(constraints))
+    model_logits(session, OP, sites, kernel, rows=[ids], path=path, constraints=list(constraints))
     return load_file(path)["logits"]
 
 
