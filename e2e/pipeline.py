@@ -17,7 +17,7 @@ from e2e.arm_names import ADOPTED, is_adopted
 from e2e.cache import cache_folder
 from e2e.configuration import LoadedWorkload, load_workload
 from e2e.crew import CandidateFault, Crew, Deadline
-from e2e.errors import CandidateError, E2EError, UsageError
+from e2e.errors import CandidateError, E2EError, UsageError, exit_code_of
 from e2e.judge import judge
 from e2e.measure.devices import Device, find_device, reserved
 from e2e.measure.machine import Watch
@@ -87,7 +87,7 @@ class Interrupted(E2EError):
 
     def __init__(self, cause: E2EError | KeyboardInterrupt, cell: Cell, evidence: Evidence) -> None:
         super().__init__(getattr(cause, "message", "interrupted"))
-        self.exit_code = 130 if isinstance(cause, KeyboardInterrupt) else cause.exit_code
+        self.exit_code = exit_code_of(cause)
         self.cell = cell
         self.evidence = evidence
 

@@ -15,7 +15,7 @@ from e2e.arm_names import AS_SHIPPED
 from e2e.builders.planted import REFERENCE
 from e2e.cache import cache_folder
 from e2e.configuration import load_policy, load_workload
-from e2e.errors import UsageError
+from e2e.errors import INTERNAL_FAULT, INTERRUPTED, UsageError
 from e2e.measure.devices import find_device, reserved
 from e2e.measure.machine import Watch
 from e2e.pipeline import SEED_SPACE, course_of
@@ -35,7 +35,7 @@ from e2e.stages.verdict import STAGE
 POLICY = "selftest"
 ANY_MODULE = "module"
 """The op that stands for any class of modules; here for the class that the first op was found in."""
-INTERRUPTED, TOO_NOISY, FAULTY = 130, 11, 70
+TOO_NOISY = 11
 
 
 @dataclass
@@ -86,7 +86,7 @@ def exit_code(report: SelftestReport) -> int:
     """0 when all that was planted was found as it should be."""
     if report.is_interrupted:
         return INTERRUPTED
-    return FAULTY if report.faults else TOO_NOISY if report.doubts else 0
+    return INTERNAL_FAULT if report.faults else TOO_NOISY if report.doubts else 0
 
 
 def load(request: Request) -> Loaded:

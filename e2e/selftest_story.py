@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from e2e import wording
+from e2e.errors import INTERRUPTED
 from e2e.schema.selftest import Effect, SelftestReport
 from e2e.story import Story
 from e2e.story_sections import Section, Table
@@ -33,7 +34,7 @@ def tell(report: SelftestReport) -> Story:
 
 def _headline(report: SelftestReport) -> str:
     if report.is_interrupted:
-        return "INTERRUPTED (exit code 130)"
+        return f"INTERRUPTED (exit code {INTERRUPTED})"
     return "FAULT IN E2E" if report.faults else "NOT SHOWN" if report.doubts else "PASSED"
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -460,6 +461,28 @@ def test_an_interrupt_is_code_130(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 # ---- The process itself
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_or_cis_time_limit_keeps_the_result_and_ends_the_events(tmp_path: Path, how: signal.Signals) -> None:
+    (tmp_path / "tmp").mkdir()
+    arguments = ["tiny_llama_infer", "--kernel", "tests/kernels/never_ends.cpp", "--until", "build"]
+    arguments += ["--out", str(tmp_path / "out"), "--events", str(tmp_path / "events"), "--json"]
+    started = subprocess.Popen(
+        [sys.executable, "-m", "e2e", "validate", *arguments],
+        cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(tmp_path / "tmp"),
+             "E2E_CACHE_DIR": str(tmp_path / "cache")},
+    )  # fmt: skip
+    assert started.stderr is not None
+    next(line for line in started.stderr if "build:" in line)
+    started.send_signal(how)
+    out, err = started.communicate(timeout=20)
+    assert (started.returncode, json.loads(out)["error"]["code"]) == (130, 130), err
+    finished = json.loads((tmp_path / "events").read_text().splitlines()[-1])
+    assert (finished["event"], finished["code"]) == ("finish", 130)
+    assert store.load(tmp_path / "out" / finished["run"]).error is not None
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 def test_a_reader_that_goes_away_changes_no_exit_code(stored: Path) -> None:
