@@ -52,7 +52,7 @@ def validate(request: Request, progress: Progress) -> Result:
 
     Raises:
         UsageError: the caller's mistake, found before anything ran.
-        EnvironmentFault: this machine cannot run it, found before anything ran.
+        EnvironmentFault: this machine cannot run it, found before anything ran; or the result cannot be stored.
     """
     started = time.monotonic()
     loaded = load(request)
@@ -77,7 +77,9 @@ def validate(request: Request, progress: Progress) -> Result:
     )
     for index, (_, evidence) in enumerate(courses):
         run.write_samples(evidence.segments, cell=index)
-    stored = run.finish(result.model_copy(update={"attempts": attempts.enter(result, request.out)}))
+    stored = run.finish(result)  # before the ledger, which others write too: nothing there may cost a result
+    if (counted := attempts.enter(stored, request.out)) is not None:
+        stored = run.finish(stored.model_copy(update={"attempts": counted}))
     run.write_text("report.md", registry.load("reports", "md").render(stored))
     return stored
 

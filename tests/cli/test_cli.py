@@ -5,6 +5,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,13 +17,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from e2e import pipeline, store
+from e2e import attempts, pipeline, store
 from e2e.cli import _request, app, run
 from e2e.schema.result import METHOD
 from e2e.schema.words import Outcome, Stage
 from tests import results
 
 REPOSITORY = Path(__file__).parents[2]
+MOUNTING = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
 COMMANDS = ["validate", "gate", "report", "trace", "selftest", "doctor", "list"]
 
 
@@ -45,6 +47,13 @@ def subprocess_run(*arguments: str, cwd: Path = REPOSITORY, **environment: str) 
         timeout=60,
         check=False,
     )
+
+
+def can_mount() -> bool:
+    """Whether a process here can have a small disk of its own."""
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*MOUNTING, "mount -t tmpfs none /mnt"], capture_output=True, check=False).returncode == 0
 
 
 # ---- Help and start-up
@@ -272,15 +281,67 @@ def test_json_is_alone_on_stdout_and_events_tell_the_rest(
     assert run(["gate", str(tmp_path / result["run_id"])]) == 11
 
 
-def test_attempts_in_a_folder_are_counted_and_what_the_policy_pins_bars_the_verdict(
+def build_only(folder: Path) -> list[str]:
+    return [
+        *("validate", "tiny_llama_infer", "--kernel", "tests/kernels/plain_norm.py", "--until", "build"),
+        *("--out", str(folder), "--json"),
+    ]
+
+
+def test_attempts_at_a_verdict_are_counted_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setenv("E2E_CACHE_DIR", str(tmp_path / "cache"))
+    out = tmp_path / "out"
+    failing = ["validate", "tiny_llama_infer", "--kernel", "tests/kernels/does_not_compile.cpp", "--out", str(out)]
+    found = []
+    for arguments, code in [([*failing, "--json"], 13), (build_only(out), 0), ([*failing, "--json"], 13)]:
+        assert run(arguments) == code
+        found.append(json.loads(capsys.readouterr().out))
+    counted = [{"number": 1, "confirmed": 0}, None, {"number": 2, "confirmed": 0}]
+    assert [result["attempts"] for result in found] == counted
+    assert run(["report", str(out / found[2]["run_id"])]) == 0
+    assert "Attempt 2 of rms_norm on tiny-llama-infer; of these 0 CONFIRMED." in capsys.readouterr().out
+
+
+def test_nothing_that_happens_to_the_ledger_costs_a_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setenv("E2E_CACHE_DIR", str(tmp_path / "cache"))
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(attempts, "enter", interrupt)
+    assert run(build_only(tmp_path / "out")) == 130
+    (folder,) = (tmp_path / "out").iterdir()
+    assert store.load(folder).stage is Stage.BUILD
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs a mount namespace")
+@pytest.mark.parametrize("size", ["4k", "16k"])
+def test_a_full_disk_under_out_is_the_environments_fault(tmp_path: Path, size: str) -> None:
+    (tmp_path / "out").mkdir()
+    typed = shlex.join([sys.executable, "-m", "e2e", *build_only(tmp_path / "out")])
+    mounted = f"mount -t tmpfs -o size={size} none {tmp_path / 'out'} && exec {typed}"
+    done = subprocess.run(
+        [*MOUNTING, mounted], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "E2E_CACHE_DIR": str(tmp_path / "cache")},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (6, ""), done.stderr
+    assert f"no space left in --out {tmp_path / 'out'}" in done.stderr
+
+
+def test_what_the_policy_pins_bars_the_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(REPOSITORY)
     monkeypatch.setenv("E2E_CACHE_DIR", str(tmp_path / "cache"))
     pinned = tmp_path / "pinned.yaml"
     pinned.write_text("name: pinned\npins: {fresh_seed: true}\n")
-    arguments = ["validate", "tiny_llama_infer", "--kernel", "tests/kernels/plain_norm.py", "--until", "build"]
-    arguments += ["--out", str(tmp_path / "out"), "--json"]
+    arguments = build_only(tmp_path / "out")
     found, said = [], ""
     for more, code in [([], 0), (["--policy", str(pinned)], 0), (["--policy", str(pinned), "--seed", "7"], 11)]:
         assert run([*arguments, *more]) == code
@@ -288,14 +349,12 @@ def test_attempts_in_a_folder_are_counted_and_what_the_policy_pins_bars_the_verd
         found.append(json.loads(shown.out))
         said = shown.err
     assert "cannot count under policy pinned: the caller chose the seed" in said
-    assert [result["attempts"] for result in found] == [{"number": n, "confirmed": 0} for n in (1, 2, 3)]
     assert [result["cells"][0]["evidence"]["origin"]["seed_chosen"] for result in found] == [False, False, True]
     assert [result["policy_overrides"] for result in found] == [{}, {"name": "standard"}, {"name": "standard"}]
     assert found[2]["reasons"][0]["code"] == "policy_not_met"
     assert run(["report", str(tmp_path / "out" / found[2]["run_id"])]) == 0
     report = capsys.readouterr().out
     assert "Chosen on the command line: policy pinned instead of standard, seed 7" in report
-    assert "Attempt 3 of rms_norm on tiny-llama-infer; of these 0 CONFIRMED." in report
 
 
 # ---- Repeats
