@@ -11,7 +11,7 @@ from e2e.configuration import LoadedWorkload
 from e2e.errors import EnvironmentFault, UsageError
 from e2e.request import Repeat
 from e2e.schema.kernel import Kernel
-from e2e.schema.policy import FEWEST_WORKERS
+from e2e.schema.policy import FEWEST_WORKERS, MOST_WORKERS
 from e2e.schema.words import Outcome
 
 REACH_S = 3.0
@@ -42,8 +42,9 @@ def check_repeat(repeat: Repeat, workload: LoadedWorkload, kernel: Kernel) -> No
     if run.outcome is not Outcome.INCONCLUSIVE or not run.cells:
         ended = run.outcome.upper() if run.outcome else "without a verdict"
         raise UsageError(f"run {run.run_id} ended {ended}; --repeat is for INCONCLUSIVE runs: validate afresh instead")
-    if repeat.workers < FEWEST_WORKERS:
-        raise UsageError(f"--workers {repeat.workers}: a verdict needs at least {FEWEST_WORKERS}")
+    if not FEWEST_WORKERS <= repeat.workers <= MOST_WORKERS:
+        bounds = f"a verdict needs at least {FEWEST_WORKERS}, and a repeat takes at most {MOST_WORKERS}"
+        raise UsageError(f"--workers {repeat.workers}: {bounds}")
     stored = [(f"workload {workload.path.name}", run.environment.get("workload_sha256"), workload.sha256)]
     stored += [(f"kernel {kernel.spec}", before.sha256, kernel.sha256) for before in run.kernels]
     for what, before, now in stored:

@@ -239,9 +239,12 @@ def test_report_as_json_is_strict_json(stored: Path, capsys: pytest.CaptureFixtu
     assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["outcome"] == "refuted"
 
 
-def test_an_unknown_format_names_the_nearest(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["report", str(stored), "--format", "txt"]) == 2
-    assert "did you mean 'text'?" in capsys.readouterr().err
+@pytest.mark.parametrize(("style", "hint"), [("txt", "did you mean 'text'? "), ("html", "")])
+def test_an_unknown_format_names_the_nearest_and_all(
+    stored: Path, capsys: pytest.CaptureFixture[str], style: str, hint: str
+) -> None:
+    assert run(["report", str(stored), "--format", style]) == 2
+    assert capsys.readouterr().err == f"e2e: error: no report called '{style}'; {hint}known: json, md, text\n"
 
 
 def test_trace_without_traces_says_so(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
