@@ -117,6 +117,8 @@ def _invocation(request: Request, run_id: str) -> Invocation:
     """What the caller gave; a device found by e2e is found again."""
     options = ["--op", request.op] if request.op else []
     options += ["--device", request.device] if request.device != "auto" else []
+    beside = ["--out", str(request.out)] if request.out != Request.out else []
+    beside += [] if request.traces else ["--no-trace"]
     return Invocation(
         workload=request.workload,
         kernels=request.kernels,
@@ -124,6 +126,7 @@ def _invocation(request: Request, run_id: str) -> Invocation:
         policy=request.policy,
         overrides=request.overrides,
         options=tuple(options),
+        beside=tuple(beside),
     )
 
 
