@@ -23,7 +23,7 @@ BUILT_IN_POLICIES = Path(__file__).parent / "policies"
 SHIPPED_WORKLOADS = Path("workloads")
 """Relative to the working folder: workloads belong to the user's repository, not to the package."""
 DEFAULT_POLICY = "standard"
-_SUFFIXES = (".yaml", ".yml")
+YAML_SUFFIXES = (".yaml", ".yml")
 _LISTED = 1000
 """Most files of a folder that are compared with a misspelt name."""
 
@@ -94,7 +94,7 @@ class _Source(NamedTuple):
 
 def _find(given: str, what: str, shipped: Path, *, relative_to: Path = Path()) -> Path:
     """The file meant: a bare name is looked up among the shipped ones first, so that names stay stable."""
-    is_name = "/" not in given and not given.endswith(_SUFFIXES) and given not in ("", ".", "..")
+    is_name = "/" not in given and not given.endswith(YAML_SUFFIXES) and given not in ("", ".", "..")
     if "\0" in given:
         raise UsageError(f"{printable(given)!r} is not a path")
     if is_name and _exists(named := shipped / f"{given}.yaml"):
@@ -115,7 +115,7 @@ def _near(file: Path, shipped: Path) -> str:
     """A hint: the existing file or shipped name that is spelt most alike, or what is shipped."""
     beside = {name: str(file.parent / name) for name in _yaml_files(file.parent)}
     names = {Path(name).stem: Path(name).stem for name in _yaml_files(shipped)}
-    wanted = file.name if file.suffix in _SUFFIXES else f"{file.name}.yaml"
+    wanted = file.name if file.suffix in YAML_SUFFIXES else f"{file.name}.yaml"
     for known, target in ((beside, wanted), (names, file.stem)):
         close = difflib.get_close_matches(target, known, n=1)
         if close:
@@ -129,7 +129,7 @@ def _yaml_files(folder: Path) -> list[str]:
             names = [entry.name for entry, _ in zip(entries, range(_LISTED), strict=False)]
     except OSError:
         return []  # only a hint is lost
-    return sorted(name for name in names if name.endswith(_SUFFIXES))
+    return sorted(name for name in names if name.endswith(YAML_SUFFIXES))
 
 
 def _read(file: Path, what: str) -> _Source:

@@ -4,18 +4,41 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from e2e.configuration import LoadedWorkload
+from e2e.configuration import YAML_SUFFIXES, LoadedWorkload
 from e2e.errors import EnvironmentFault, UsageError
+from e2e.formats._names import SUFFIXES as KERNEL_SUFFIXES
 from e2e.request import Repeat
 from e2e.schema.kernel import Kernel
 from e2e.schema.policy import FEWEST_WORKERS, MOST_WORKERS
 from e2e.schema.words import Outcome
+from e2e.yaml_lines import printable
 
 REACH_S = 3.0
 """A hub that does not accept a connection in this time counts as unreachable."""
+
+
+def check_places(workload: str, kernels: Sequence[str]) -> None:
+    """A kernel is behind `--kernel` and a workload before it.
+
+    Raises:
+        UsageError: one stands in the other's place; says what to type.
+    """
+    is_kernel = workload.endswith(KERNEL_SUFFIXES)
+    files = [kernel for kernel in kernels if kernel.endswith(YAML_SUFFIXES)]
+    if not is_kernel and not files:
+        return
+    typed = f"e2e validate {files[0] if files else 'WORKLOAD'} --kernel {workload if is_kernel else 'FILE'}"
+    if is_kernel and files:
+        problem = "workload and kernel are swapped"
+    elif is_kernel:
+        problem = f"{workload} is a kernel file, and a workload is a YAML file or a name"
+    else:
+        problem = f"--kernel {files[0]} is a YAML file, and a kernel is not"
+    raise UsageError(f"{printable(problem)}: type `{printable(typed, 300)}`")
 
 
 def check_fit(workload: LoadedWorkload, kernel: Kernel) -> None:

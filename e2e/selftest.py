@@ -19,7 +19,7 @@ from e2e.errors import INTERNAL_FAULT, INTERRUPTED, UsageError
 from e2e.measure.devices import find_device, reserved
 from e2e.measure.machine import Watch
 from e2e.pipeline import SEED_SPACE, course_of
-from e2e.preflight import check_model
+from e2e.preflight import check_model, check_places
 from e2e.protocols import Progress
 from e2e.request import Loaded, Request
 from e2e.schema.evidence import Telemetry
@@ -91,6 +91,7 @@ def exit_code(report: SelftestReport) -> int:
 
 def load(request: Request) -> Loaded:
     """Read and cross-check everything before the device is touched."""
+    check_places(request.workload, request.kernels)
     workload = load_workload(request.workload, request.overrides)
     policy = load_policy(request.policy or POLICY)
     if request.budget_s is not None:

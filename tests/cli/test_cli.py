@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from e2e import attempts, pipeline, store
 from e2e.cli import _request, app, run
+from e2e.request import Request
 from e2e.schema.result import METHOD
 from e2e.schema.words import Outcome, Stage
 from tests import results
@@ -308,6 +309,69 @@ def test_attempts_at_a_verdict_are_counted_and_no_others(
     assert "Attempt 2 of rms_norm on tiny-llama-infer; of these 0 CONFIRMED." in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("more", [[], ["--until", "build"], ["--until", "check"]])
+@pytest.mark.parametrize("kernel", ["rmsnorm.cu", "rmsnorm_raw.cu"])
+def test_a_cuda_kernel_that_cannot_be_built_here_is_sent_elsewhere_whatever_the_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kernel: str, more: list[str]
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    typed = ["validate", "tiny_llama_infer", "--kernel", f"kernels/{kernel}", "--out", str(tmp_path / "out")]
+    assert run([*typed, *more]) == 6
+    said = capsys.readouterr().err
+    assert "try a CPU kernel, such as kernels/rmsnorm.cpp; `e2e doctor`" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_cuda_kernel_that_says_what_to_build_for_is_asked_for_no_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    stated = (
+        Path("kernels/rmsnorm_raw.cu")
+        .read_text()
+        .replace("// deterministic", "// flags: [-arch=sm_90]\n// deterministic")
+    )
+    (tmp_path / "stated.cu").write_text(stated)
+    for kernel in (str(tmp_path / "stated.cu"), "kernels/rmsnorm_triton.py"):
+        loaded = pipeline.load(Request("tiny_llama_infer", (kernel,), until=Stage.BUILD))
+        assert (loaded.device.name, loaded.device.arch) == ("cuda", None)
+
+
+@pytest.mark.parametrize(
+    ("opponent", "words"),
+    [
+        ("nope.cpp", "no such file: nope.cpp"),
+        ("other.py", "other.py:2: op: the file says 'module:Linear', where 'rms_norm' is wanted"),
+        ("half.py", "half.py declares dtypes float16, but tiny_llama_infer.yaml runs in float32"),
+        ("gpu.py", "it runs on cuda, and this run on cpu"),
+        ("broken.cpp", "it does not build: "),
+    ],
+)
+def test_an_adopted_opponent_that_does_not_fit_is_the_policys_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    opponent: str, words: str,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("E2E_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    good = (REPOSITORY / "tests/kernels/plain_norm.py").read_text()
+    assert "# op: rms_norm\n" in good
+    Path("plain_norm.py").write_text(good)
+    Path("other.py").write_text(good.replace("op: rms_norm", "op: module:Linear"))
+    Path("half.py").write_text(good.replace("# op: rms_norm\n", "# op: rms_norm\n# dtypes: [float16]\n"))
+    Path("gpu.py").write_text(good.replace("# op: rms_norm\n", "# op: rms_norm\n# device: cuda\n"))
+    shutil.copy(REPOSITORY / "tests/kernels/does_not_compile.cpp", "broken.cpp")
+    Path("strict.yaml").write_text(f"name: strict\nopponents: [best_pytorch, 'kernel:{opponent}']\n")
+    workload = str(REPOSITORY / "workloads/tiny_llama_infer.yaml")
+    typed = ["validate", workload, "--kernel", "plain_norm.py", "--policy", "strict.yaml", "--device", "cpu"]
+    assert run([*typed, "--until", "build"]) == 2
+    shown = capsys.readouterr()
+    said = " ".join((shown.err + shown.out).split())
+    assert f"policy strict, opponents: kernel:{opponent}: {words}" in said
+    assert "--op" not in said
+
+
 def test_nothing_that_happens_to_the_ledger_costs_a_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -480,6 +544,10 @@ def test_a_mistake_in_a_file_is_shown_with_its_line(tmp_path: Path, capsys: pyte
         (["validate", "w", "--kernel", "a", "--kernel", "b"], "come with a later version"),
         (["validate", "w", "--kernell", "a"], "No such option: --kernell"),
         (["validate", "w", "--kernel", "a", "--workers", "9"], "--repeat RUN and --workers N go together"),
+        (["validate", "k.cu", "--kernel", "w.yaml"], "swapped: type `e2e validate w.yaml --kernel k.cu`"),
+        (["validate", "k.py", "--kernel", "a.cpp"], "k.py is a kernel file, and a workload is a YAML file or a name"),
+        (["validate", "w", "--kernel", "w.yml"], "a kernel is not: type `e2e validate w.yml --kernel FILE`"),
+        (["selftest", "k.cpp"], "type `e2e validate WORKLOAD --kernel k.cpp`"),
         (["validate", "--repeat", "no-such-run", "--workers", "9"], "no run 'no-such-run'"),
         (["gate", "no-such-run"], "no run 'no-such-run'"),
         (["list", "things"], "'things' is not one of"),
