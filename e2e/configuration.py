@@ -112,15 +112,23 @@ def _exists(file: Path) -> bool:
 
 
 def _near(file: Path, shipped: Path) -> str:
-    """A hint: the existing file or shipped name that is spelt most alike, or what is shipped."""
-    beside = {name: str(file.parent / name) for name in _yaml_files(file.parent)}
+    """A hint: the existing file or shipped name that is spelt most alike, or where was looked and what is there."""
+    beside = {Path(name).stem: str(file.parent / name) for name in _yaml_files(file.parent)}
     names = {Path(name).stem: Path(name).stem for name in _yaml_files(shipped)}
-    wanted = file.name if file.suffix in YAML_SUFFIXES else f"{file.name}.yaml"
-    for known, target in ((beside, wanted), (names, file.stem)):
-        close = difflib.get_close_matches(target, known, n=1)
+    for known in (beside, names):
+        close = difflib.get_close_matches(file.stem, known, n=1)
         if close:
             return f"; did you mean {printable(known[close[0]])!r}?"
-    return f"; shipped: {', '.join(sorted(names))}" if names else ""
+    if file.parent == Path():
+        there = f" and in {shipped}, which has {_listed(names)}" if names else f", which has no folder {shipped}"
+        return f"; looked in {printable(str(Path.cwd()), 300)}{there}"
+    folder = printable(str(file.parent), 300)
+    return f"; {folder} has {_listed(_yaml_files(file.parent))}" if beside else f"; {folder} has no YAML file"
+
+
+def _listed(names: Iterable[str]) -> str:
+    """The names for a message, not more than it can hold."""
+    return printable(", ".join(sorted(names)), 300)
 
 
 def _yaml_files(folder: Path) -> list[str]:
