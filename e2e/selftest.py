@@ -205,5 +205,5 @@ def _report(
         telemetry=findings.telemetry,
         unseen=findings.unseen,
         faults=trials.faults_of(effects, findings.catches),
-        doubts=trials.doubts_of(effects),
+        doubts=trials.doubts_of(effects, interrupted=interrupted),
     )

@@ -17,7 +17,8 @@ def tell(report: SelftestReport) -> Story:
     """The story of a self-test."""
     marks = [f"Overrides of the workload file: {', '.join(report.overrides)}"] if report.overrides else []
     if report.runs_done < report.runs_asked:
-        marks.append(f"The time sufficed for {report.runs_done} of {count(report.runs_asked, 'run')}.")
+        ended = "It was interrupted after" if report.is_interrupted else "The time sufficed for"
+        marks.append(f"{ended} {report.runs_done} of {count(report.runs_asked, 'run')}.")
     return Story(
         tone="bad" if report.faults else "open" if report.doubts or report.is_interrupted else "good",
         outcome=_headline(report),

@@ -72,5 +72,6 @@ def test_ctrl_c_or_cis_time_limit_ends_it_with_what_is_known(
     report = SelftestReport.model_validate_json(out, strict=True)
     assert report.is_interrupted
     assert report.catches
+    assert report.doubts == ["no run was finished before the interrupt"]
     assert "Traceback" not in err
     assert [] == list((tmp_path / "tmp").iterdir())
