@@ -98,7 +98,7 @@ def validate(
         str | None, typer.Option(metavar="RUN", help="A fresh run of an INCONCLUSIVE one; needs --workers.")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(metavar="N", help="Worker processes of the repeat, planned beforehand.")
+        int | None, typer.Option(metavar="N", help="Worker processes of the repeat, planned beforehand; 5 to 200.")
     ] = None,
 ) -> int:
     """Does the kernel's win survive the workload?"""
