@@ -256,7 +256,7 @@ class Crew:
         model_type = spec.config.get("model_type")
         config = self.workload.path.parent / str(spec.id) / "config.json"
         if model_type is None and config.is_file():
-            with contextlib.suppress(ValueError, OSError, AttributeError):  # whoever opens the model says it better
+            with contextlib.suppress(ValueError, OSError, AttributeError, RecursionError):  # its reader says it better
                 model_type = json.loads(config.read_bytes()).get("model_type")
         known = isinstance(model_type, str) and model_type.isidentifier()
         return [f"transformers.models.{model_type}.modeling_{model_type}"] if known else []
