@@ -6,6 +6,7 @@ import inspect
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
@@ -18,7 +19,6 @@ from e2e.measure.pause import Pause
 from e2e.patch import Patch, copy_sharing_weights, observed, sites_in
 from e2e.protocols import Op, Site
 from e2e.schema.words import Mode, Role
-from e2e.stats import median
 from e2e.units import Seconds
 
 REGION = "Torch-Compiled Region"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from e2e import feedback
+from e2e.errors import exit_code_of
 from e2e.invocation import Invocation
 from e2e.judge import judge
 from e2e.measure.devices import driver_version
@@ -116,6 +117,8 @@ def _invocation(request: Request, run_id: str) -> Invocation:
     """What the caller gave; a device found by e2e is found again."""
     options = ["--op", request.op] if request.op else []
     options += ["--device", request.device] if request.device != "auto" else []
+    beside = ["--out", str(request.out)] if request.out != Request.out else []
+    beside += [] if request.traces else ["--no-trace"]
     return Invocation(
         workload=request.workload,
         kernels=request.kernels,
@@ -123,14 +126,14 @@ def _invocation(request: Request, run_id: str) -> Invocation:
         policy=request.policy,
         overrides=request.overrides,
         options=tuple(options),
+        beside=tuple(beside),
     )
 
 
 def _error(error: BaseException | None) -> ErrorRecord | None:
     if error is None:
         return None
-    code = getattr(error, "exit_code", 130 if isinstance(error, KeyboardInterrupt) else 70)
-    return ErrorRecord(code=code, message=getattr(error, "message", "") or "interrupted")
+    return ErrorRecord(code=exit_code_of(error), message=getattr(error, "message", "") or "interrupted")
 
 
 def environment(loaded: Loaded, evidence: Evidence | None) -> dict[str, Any]:

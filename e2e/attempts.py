@@ -1,4 +1,4 @@
-"""`attempts.jsonl` in the results folder: one line per finished run, so that luck can be told from merit.
+"""`attempts.jsonl` in the results folder: one line per finished run asked for a verdict, to tell luck from merit.
 
 A ledger beside the runs and not the runs themselves: reading 200 results takes seconds, 200 lines a millisecond,
 and who deletes the losers' folders has still tried them.
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from e2e.schema.result import Attempts, Result
-from e2e.schema.words import Outcome
+from e2e.schema.words import Outcome, Stage
 
 LEDGER = "attempts.jsonl"
 
@@ -20,9 +20,12 @@ LEDGER = "attempts.jsonl"
 def enter(result: Result, folder: Path) -> Attempts | None:
     """Append a run to the folder's ledger, and say which attempt it is; None when that cannot be known.
 
-    Runs that ended by codes 2, 6, 70 and 130 say nothing about a kernel and do not count.
+    Only what could have ended CONFIRMED is an attempt: not a run up to an earlier stage, and not one that ended by
+    codes 2, 6, 70 or 130.
     """
     if result.error is not None or result.workload is None or not result.kernels:
+        return None
+    if any(cell.evidence.stage_asked is not Stage.VERDICT for cell in result.cells):
         return None
     entry = {
         "run": result.run_id,
@@ -48,7 +51,7 @@ def _entries(text: str) -> Iterator[dict[str, Any]]:
     for line in text.splitlines():
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(entry, dict):
             yield entry

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from e2e.errors import E2EError, EnvironmentFault, StoredRunError, UsageError
+from e2e.errors import INTERNAL_FAULT, INTERRUPTED, E2EError, EnvironmentFault, StoredRunError, UsageError
 from e2e.schema.words import Stage
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from e2e.schema.result import Result
 
 DISTRIBUTION = "e2e-kernel-validation"
-INTERNAL_FAULT, INTERRUPTED = 70, 130
 MOST_SEED = 2**31 - 1
 """Beyond it, step seeds, which count up from a multiple of the run's, would not fit into 64 bits."""
 
@@ -98,7 +98,7 @@ def validate(
         str | None, typer.Option(metavar="RUN", help="A fresh run of an INCONCLUSIVE one; needs --workers.")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(metavar="N", help="Worker processes of the repeat, planned beforehand.")
+        int | None, typer.Option(metavar="N", help="Worker processes of the repeat, planned beforehand; 5 to 200.")
     ] = None,
 ) -> int:
     """Does the kernel's win survive the workload?"""
@@ -316,7 +316,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def main() -> NoReturn:
-    """The command `e2e`."""
+    """The command `e2e`. SIGTERM, which CI sends at a time limit, does what Ctrl-C does."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a path is no reason to fail, whatever the locale

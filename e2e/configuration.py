@@ -23,7 +23,7 @@ BUILT_IN_POLICIES = Path(__file__).parent / "policies"
 SHIPPED_WORKLOADS = Path("workloads")
 """Relative to the working folder: workloads belong to the user's repository, not to the package."""
 DEFAULT_POLICY = "standard"
-_SUFFIXES = (".yaml", ".yml")
+YAML_SUFFIXES = (".yaml", ".yml")
 _LISTED = 1000
 """Most files of a folder that are compared with a misspelt name."""
 
@@ -94,7 +94,7 @@ class _Source(NamedTuple):
 
 def _find(given: str, what: str, shipped: Path, *, relative_to: Path = Path()) -> Path:
     """The file meant: a bare name is looked up among the shipped ones first, so that names stay stable."""
-    is_name = "/" not in given and not given.endswith(_SUFFIXES) and given not in ("", ".", "..")
+    is_name = "/" not in given and not given.endswith(YAML_SUFFIXES) and given not in ("", ".", "..")
     if "\0" in given:
         raise UsageError(f"{printable(given)!r} is not a path")
     if is_name and _exists(named := shipped / f"{given}.yaml"):
@@ -112,15 +112,23 @@ def _exists(file: Path) -> bool:
 
 
 def _near(file: Path, shipped: Path) -> str:
-    """A hint: the existing file or shipped name that is spelt most alike, or what is shipped."""
-    beside = {name: str(file.parent / name) for name in _yaml_files(file.parent)}
+    """A hint: the existing file or shipped name that is spelt most alike, or where was looked and what is there."""
+    beside = {Path(name).stem: str(file.parent / name) for name in _yaml_files(file.parent)}
     names = {Path(name).stem: Path(name).stem for name in _yaml_files(shipped)}
-    wanted = file.name if file.suffix in _SUFFIXES else f"{file.name}.yaml"
-    for known, target in ((beside, wanted), (names, file.stem)):
-        close = difflib.get_close_matches(target, known, n=1)
+    for known in (beside, names):
+        close = difflib.get_close_matches(file.stem, known, n=1)
         if close:
             return f"; did you mean {printable(known[close[0]])!r}?"
-    return f"; shipped: {', '.join(sorted(names))}" if names else ""
+    if file.parent == Path():
+        there = f" and in {shipped}, which has {_listed(names)}" if names else f", which has no folder {shipped}"
+        return f"; looked in {printable(str(Path.cwd()), 300)}{there}"
+    folder = printable(str(file.parent), 300)
+    return f"; {folder} has {_listed(_yaml_files(file.parent))}" if beside else f"; {folder} has no YAML file"
+
+
+def _listed(names: Iterable[str]) -> str:
+    """The names for a message, not more than it can hold."""
+    return printable(", ".join(sorted(names)), 300)
 
 
 def _yaml_files(folder: Path) -> list[str]:
@@ -129,7 +137,7 @@ def _yaml_files(folder: Path) -> list[str]:
             names = [entry.name for entry, _ in zip(entries, range(_LISTED), strict=False)]
     except OSError:
         return []  # only a hint is lost
-    return sorted(name for name in names if name.endswith(_SUFFIXES))
+    return sorted(name for name in names if name.endswith(YAML_SUFFIXES))
 
 
 def _read(file: Path, what: str) -> _Source:

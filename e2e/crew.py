@@ -22,7 +22,7 @@ from e2e.protocols import Built
 from e2e.schema.evidence import Fault, Where
 from e2e.schema.kernel import Kernel
 from e2e.schema.policy import Policy
-from e2e.schema.words import ReasonCode, ReasonKind, Stage, kind_of
+from e2e.schema.words import ReasonCode, Stage, accusation
 from e2e.schema.workload import Cell
 from e2e.units import Seconds
 
@@ -162,7 +162,7 @@ class Crew:
 
     def blame(self, fault: WorkerFault, *, stage: Stage, worker: Worker) -> CandidateFault:
         """The fault as the candidate's."""
-        code = _accusation(fault) or _KINDS[fault.kind]
+        code = accusation(fault.reason) or _KINDS[fault.kind]
         said = worker.output(600)
         message = fault.message + (f"; it printed: {said}" if said and fault.kind != "raised" else "")
         where = Where(file=self.kernel.spec, line=fault.line)
@@ -188,7 +188,7 @@ class Crew:
         except WorkerFault as fault:
             if not worker.clean and fault.kind != "raised":
                 raise self.blame(fault, stage=stage, worker=worker) from fault
-            code = _accusation(fault)
+            code = accusation(fault.reason)
             if worker.clean and code is not None and code is not ReasonCode.OUT_OF_MEMORY:
                 where = Where(file=self.kernel.spec)
                 found = Fault(code=code, message=fault.message, stage=stage, where=where)
@@ -254,18 +254,10 @@ class Crew:
         model_type = spec.config.get("model_type")
         config = self.workload.path.parent / str(spec.id) / "config.json"
         if model_type is None and config.is_file():
-            with contextlib.suppress(ValueError, OSError, AttributeError):  # whoever opens the model says it better
+            with contextlib.suppress(ValueError, OSError, AttributeError, RecursionError):  # its reader says it better
                 model_type = json.loads(config.read_bytes()).get("model_type")
         known = isinstance(model_type, str) and model_type.isidentifier()
         return [f"transformers.models.{model_type}.modeling_{model_type}"] if known else []
-
-
-def _accusation(fault: WorkerFault) -> ReasonCode | None:
-    """The reason that the worker named, if it is one that a fault can have: a conclusion is not its to draw."""
-    if fault.reason not in set(ReasonCode):
-        return None
-    code = ReasonCode(fault.reason)
-    return code if kind_of(code) in (ReasonKind.INCORRECT, ReasonKind.FAILED) else None
 
 
 def _ours(fault: WorkerFault) -> E2EError:

@@ -6,16 +6,19 @@ E2EError
 |-- CandidateError      the kernel's fault; becomes a Reason in the result, never a traceback
 `-- StoredRunError      a stored run is damaged or unreadable: exit code 2
 
-Anything else that escapes is a fault of e2e itself: exit code 70.
+Anything else that escapes is a fault of e2e itself (`INTERNAL_FAULT`), but for Ctrl-C (`INTERRUPTED`).
 """
 
 from __future__ import annotations
+
+INTERNAL_FAULT, INTERRUPTED = 70, 130
+"""Exit codes of what is nobody's outcome: a fault of e2e itself, and Ctrl-C or SIGTERM."""
 
 
 class E2EError(Exception):
     """Base of everything e2e raises on purpose; `message` is one readable text."""
 
-    exit_code = 70
+    exit_code = INTERNAL_FAULT
 
     def __init__(self, message: str, *, code: str = "e2e_error") -> None:
         super().__init__(message)
@@ -56,3 +59,10 @@ class CandidateError(E2EError):
     def __init__(self, message: str, *, code: str, line: int | None = None) -> None:
         super().__init__(message, code=code)
         self.line = line
+
+
+def exit_code_of(error: BaseException | None) -> int:
+    """What a command ends with by this error; None stands for one that cannot be seen any more."""
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    return error.exit_code if isinstance(error, E2EError) else INTERNAL_FAULT

@@ -13,7 +13,7 @@ from e2e.schema.kernel import Kernel
 from e2e.schema.policy import Policy
 from e2e.schema.result import ClaimRecord, Feedback, SetUp, TimeUse
 from e2e.schema.verdict import Against, Verdict
-from e2e.schema.words import Outcome, ReasonCode, ReasonKind, kind_of
+from e2e.schema.words import Outcome, ReasonCode, ReasonKind, accusation, kind_of
 from e2e.schema.workload import Cell
 from e2e.units import Ratio, Seconds
 from e2e.weighing import find_arm
@@ -141,7 +141,7 @@ def feedback(evidence: Evidence, verdict: Verdict, *, cell: Cell, policy: Policy
 def _fault(headline: ReasonCode | None) -> Literal["kernel", "environment", "e2e"] | None:
     if headline is None:
         return None
-    if kind_of(headline) in (ReasonKind.INCORRECT, ReasonKind.FAILED):
+    if accusation(headline):
         return "kernel"
     return _FAULTS.get(headline)
 

@@ -24,7 +24,9 @@ class Invocation:
     overrides: tuple[str, ...] = ()
     """Every `--set`, as `key.path=value`."""
     options: tuple[str, ...] = ()
-    """Every other option to repeat, such as `--device cuda:1`; without `--until`, `--budget` and `--out`."""
+    """Every other option of the question, such as `--device cuda:1`; without `--until` and `--budget`."""
+    beside: tuple[str, ...] = ()
+    """Options that change no question, `--out DIR` and `--no-trace`: they go with `--repeat` too."""
 
     def validate(
         self, *, until: Stage | None = None, policy: str | None = None, budget_s: Seconds | None = None
@@ -33,7 +35,7 @@ class Invocation:
         words = ["e2e", "validate", self.workload]
         words += [word for kernel in self.kernels for word in ("--kernel", kernel)]
         words += [word for override in self.overrides for word in ("--set", override)]
-        words += self.options
+        words += [*self.options, *self.beside]
         chosen = policy or self.policy
         words += ["--policy", chosen] if chosen else []
         words += ["--until", until.value] if until else []
@@ -42,7 +44,7 @@ class Invocation:
 
     def repeat(self, workers: int) -> str:
         """A fresh run of the same, with so many workers planned."""
-        return shlex.join(["e2e", "validate", "--repeat", self.run, "--workers", str(workers)])
+        return shlex.join(["e2e", "validate", "--repeat", self.run, "--workers", str(workers), *self.beside])
 
     def overriding(self, fields: Mapping[str, str]) -> Invocation:
         """The same with other `--set` values of these fields."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import secrets
 import shutil
@@ -14,15 +15,16 @@ from typing import Any
 
 from e2e import assembly, attempts, registry, store
 from e2e.arm_names import ADOPTED, is_adopted
+from e2e.builders._flags import needs_architecture
 from e2e.cache import cache_folder
 from e2e.configuration import LoadedWorkload, load_workload
 from e2e.crew import CandidateFault, Crew, Deadline
-from e2e.errors import CandidateError, E2EError, UsageError
+from e2e.errors import CandidateError, E2EError, UsageError, exit_code_of
 from e2e.judge import judge
-from e2e.measure.devices import Device, find_device, reserved
+from e2e.measure.devices import Device, cuda_devices, find_device, reserved
 from e2e.measure.machine import Watch
 from e2e.measure.schedule import SeedSource
-from e2e.preflight import check_fit, check_model, check_repeat
+from e2e.preflight import check_fit, check_model, check_places, check_repeat
 from e2e.protocols import BuildTarget, Built, Progress
 from e2e.reading import read_kernel
 from e2e.request import Loaded, Request, policy_of
@@ -52,7 +54,7 @@ def validate(request: Request, progress: Progress) -> Result:
 
     Raises:
         UsageError: the caller's mistake, found before anything ran.
-        EnvironmentFault: this machine cannot run it, found before anything ran.
+        EnvironmentFault: this machine cannot run it, found before anything ran; or the result cannot be stored.
     """
     started = time.monotonic()
     loaded = load(request)
@@ -77,7 +79,9 @@ def validate(request: Request, progress: Progress) -> Result:
     )
     for index, (_, evidence) in enumerate(courses):
         run.write_samples(evidence.segments, cell=index)
-    stored = run.finish(result.model_copy(update={"attempts": attempts.enter(result, request.out)}))
+    stored = run.finish(result)  # before the ledger, which others write too: nothing there may cost a result
+    if (counted := attempts.enter(stored, request.out)) is not None:
+        stored = run.finish(stored.model_copy(update={"attempts": counted}))
     run.write_text("report.md", registry.load("reports", "md").render(stored))
     return stored
 
@@ -87,13 +91,14 @@ class Interrupted(E2EError):
 
     def __init__(self, cause: E2EError | KeyboardInterrupt, cell: Cell, evidence: Evidence) -> None:
         super().__init__(getattr(cause, "message", "interrupted"))
-        self.exit_code = 130 if isinstance(cause, KeyboardInterrupt) else cause.exit_code
+        self.exit_code = exit_code_of(cause)
         self.cell = cell
         self.evidence = evidence
 
 
 def load(request: Request) -> Loaded:
     """Read and cross-check everything before the device is touched."""
+    check_places(request.workload, request.kernels)
     workload = load_workload(request.workload, request.overrides)
     if len(request.kernels) != 1:
         raise UsageError("give exactly one --kernel; several together come with a later version")
@@ -108,13 +113,18 @@ def load(request: Request) -> Loaded:
     check_model(workload)
     if workload.workload.step == "train" and request.until.rank > Stage.CHECK.rank:
         raise UsageError("a training workload is checked, not yet timed: add --until check")
-    if request.until is Stage.BUILD and request.device == "auto" and kernel.manifest.device == "cuda":
-        device = next(iter(_visible()), Device("cuda", None))
-    else:
-        device = find_device(request.device, kernel_device=kernel.manifest.device)
+    device = _device(request, kernel)
     seed = secrets.randbelow(SEED_SPACE) if request.seed is None else request.seed
     adopted = tuple(_adopted(policy, workload, kernel, device))
     return Loaded(request, workload, policy, kernel, device, seed, adopted, policy_overrides)
+
+
+def _device(request: Request, kernel: Kernel) -> Device:
+    """Where to run; for a CUDA kernel that is only built, and does not have to see its device, nowhere."""
+    only_built = request.until is Stage.BUILD and request.device == "auto" and kernel.manifest.device == "cuda"
+    if only_built and not cuda_devices() and not needs_architecture(kernel):
+        return Device("cuda")
+    return find_device(request.device, kernel_device=kernel.manifest.device)
 
 
 def _adopted(policy: Policy, workload: LoadedWorkload, kernel: Kernel, device: Device) -> Iterator[Kernel]:
@@ -124,18 +134,21 @@ def _adopted(policy: Policy, workload: LoadedWorkload, kernel: Kernel, device: D
         UsageError: one does not, or is for another op or device.
     """
     for opponent in filter(is_adopted, policy.opponents):
-        found = read_kernel(opponent.removeprefix(ADOPTED), op=kernel.manifest.op)
-        check_fit(workload, found)
-        if found.manifest.device not in (None, device.name.partition(":")[0]):
-            where = f"{found.manifest.device}, and this run on {device.name}"
-            raise UsageError(f"policy {policy.name}: opponent {opponent} runs on {where}")
+        with _said_of_opponent(policy, opponent):
+            found = read_kernel(opponent.removeprefix(ADOPTED), op=kernel.manifest.op)
+            check_fit(workload, found)
+            if found.manifest.device not in (None, device.name.partition(":")[0]):
+                raise UsageError(f"it runs on {found.manifest.device}, and this run on {device.name}")
         yield found
 
 
-def _visible() -> list[Device]:
-    from e2e.measure.devices import cuda_devices
-
-    return cuda_devices()
+@contextlib.contextmanager
+def _said_of_opponent(policy: Policy, opponent: str) -> Iterator[None]:
+    """Mistakes in a kernel that nobody typed name the policy's field that has it."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"policy {policy.name}, opponents: {opponent}: {error.message}") from error
 
 
 def build(loaded: Loaded, kernel: Kernel, folder: str, run: store.Run, progress: Progress) -> Built | Fault:
@@ -188,10 +201,12 @@ def _build(course: Course, loaded: Loaded, run: store.Run) -> None:
             course.fail(built)
             return
         for number, kernel in enumerate(loaded.adopted):
-            opponent = build(loaded, kernel, f"opponents/{number}", run, course.progress)
-            if isinstance(opponent, Fault):
-                raise UsageError(f"the policy's opponent {ADOPTED}{kernel.spec} does not build: {opponent.message}")
-            course.crew.adopted[f"{ADOPTED}{kernel.spec}"] = opponent
+            name = f"{ADOPTED}{kernel.spec}"
+            with _said_of_opponent(course.policy, name):
+                opponent = build(loaded, kernel, f"opponents/{number}", run, course.progress)
+                if isinstance(opponent, Fault):
+                    raise UsageError(f"it does not build: {opponent.message}")
+            course.crew.adopted[name] = opponent
     course.crew.built = built
     course.learn(builds=[_build_record(built)])
     course.finish(Stage.BUILD)

@@ -4,18 +4,41 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from e2e.configuration import LoadedWorkload
+from e2e.configuration import YAML_SUFFIXES, LoadedWorkload
 from e2e.errors import EnvironmentFault, UsageError
+from e2e.formats._names import SUFFIXES as KERNEL_SUFFIXES
 from e2e.request import Repeat
 from e2e.schema.kernel import Kernel
-from e2e.schema.policy import FEWEST_WORKERS
+from e2e.schema.policy import FEWEST_WORKERS, MOST_WORKERS
 from e2e.schema.words import Outcome
+from e2e.yaml_lines import printable
 
 REACH_S = 3.0
 """A hub that does not accept a connection in this time counts as unreachable."""
+
+
+def check_places(workload: str, kernels: Sequence[str]) -> None:
+    """A kernel is behind `--kernel` and a workload before it.
+
+    Raises:
+        UsageError: one stands in the other's place; says what to type.
+    """
+    is_kernel = workload.endswith(KERNEL_SUFFIXES)
+    files = [kernel for kernel in kernels if kernel.endswith(YAML_SUFFIXES)]
+    if not is_kernel and not files:
+        return
+    typed = f"e2e validate {files[0] if files else 'WORKLOAD'} --kernel {workload if is_kernel else 'FILE'}"
+    if is_kernel and files:
+        problem = "workload and kernel are swapped"
+    elif is_kernel:
+        problem = f"{workload} is a kernel file, and a workload is a YAML file or a name"
+    else:
+        problem = f"--kernel {files[0]} is a YAML file, and a kernel is not"
+    raise UsageError(f"{printable(problem)}: type `{printable(typed, 300)}`")
 
 
 def check_fit(workload: LoadedWorkload, kernel: Kernel) -> None:
@@ -42,8 +65,9 @@ def check_repeat(repeat: Repeat, workload: LoadedWorkload, kernel: Kernel) -> No
     if run.outcome is not Outcome.INCONCLUSIVE or not run.cells:
         ended = run.outcome.upper() if run.outcome else "without a verdict"
         raise UsageError(f"run {run.run_id} ended {ended}; --repeat is for INCONCLUSIVE runs: validate afresh instead")
-    if repeat.workers < FEWEST_WORKERS:
-        raise UsageError(f"--workers {repeat.workers}: a verdict needs at least {FEWEST_WORKERS}")
+    if not FEWEST_WORKERS <= repeat.workers <= MOST_WORKERS:
+        bounds = f"a verdict needs at least {FEWEST_WORKERS}, and a repeat takes at most {MOST_WORKERS}"
+        raise UsageError(f"--workers {repeat.workers}: {bounds}")
     stored = [(f"workload {workload.path.name}", run.environment.get("workload_sha256"), workload.sha256)]
     stored += [(f"kernel {kernel.spec}", before.sha256, kernel.sha256) for before in run.kernels]
     for what, before, now in stored:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
-from e2e.errors import E2EError, UsageError
+from e2e.errors import UsageError, exit_code_of
 from e2e.protocols import Progress
 from e2e.units import Seconds
 from e2e.wording import clean, span
@@ -102,9 +102,7 @@ class EventProgress:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if not self._finished:
-            interrupted = isinstance(error, KeyboardInterrupt)
-            code = error.exit_code if isinstance(error, E2EError) else 130 if interrupted else 70
-            self.finish(code=code, outcome=None, run=None)
+            self.finish(code=exit_code_of(error), outcome=None, run=None)
         with contextlib.suppress(OSError):
             self._stream.close()
 

@@ -37,7 +37,7 @@ class BuildTarget:
     device: str
     """`cpu` or `cuda`."""
     arch: str | None
-    """CUDA architecture such as `90`; None on a CPU."""
+    """CUDA architecture such as `90`; None on a CPU, and where nothing but the flags says what to build for."""
     cache: Path
     """Folder of built kernels; one sub-folder per content hash."""
     timeout_s: float

@@ -31,7 +31,7 @@ def load(kind: str, name: str) -> Any:
     """Import one plug-in and return its `PLUGIN`.
 
     Raises:
-        UsageError: no plug-in of that name; the message lists the nearest one.
+        UsageError: no plug-in of that name; the message names the nearest one and all others.
     """
     path = _path(kind, name)
     return importlib.import_module(f"e2e.{kind}.{path.stem}").PLUGIN
@@ -42,8 +42,8 @@ def _path(kind: str, name: str) -> Path:
     if name.startswith("_") or not path.is_file():
         known = names(kind)
         close = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
-        raise UsageError(f"no {kind[:-1]} called {name!r}; {hint} (see `e2e list {kind}`)")
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise UsageError(f"no {kind[:-1]} called {name!r}; {hint}known: {', '.join(known)}")
     return path
 
 

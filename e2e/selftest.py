@@ -15,11 +15,11 @@ from e2e.arm_names import AS_SHIPPED
 from e2e.builders.planted import REFERENCE
 from e2e.cache import cache_folder
 from e2e.configuration import load_policy, load_workload
-from e2e.errors import UsageError
+from e2e.errors import INTERNAL_FAULT, INTERRUPTED, UsageError
 from e2e.measure.devices import find_device, reserved
 from e2e.measure.machine import Watch
 from e2e.pipeline import SEED_SPACE, course_of
-from e2e.preflight import check_model
+from e2e.preflight import check_model, check_places
 from e2e.protocols import Progress
 from e2e.request import Loaded, Request
 from e2e.schema.evidence import Telemetry
@@ -35,7 +35,7 @@ from e2e.stages.verdict import STAGE
 POLICY = "selftest"
 ANY_MODULE = "module"
 """The op that stands for any class of modules; here for the class that the first op was found in."""
-INTERRUPTED, TOO_NOISY, FAULTY = 130, 11, 70
+TOO_NOISY = 11
 
 
 @dataclass
@@ -86,11 +86,12 @@ def exit_code(report: SelftestReport) -> int:
     """0 when all that was planted was found as it should be."""
     if report.is_interrupted:
         return INTERRUPTED
-    return FAULTY if report.faults else TOO_NOISY if report.doubts else 0
+    return INTERNAL_FAULT if report.faults else TOO_NOISY if report.doubts else 0
 
 
 def load(request: Request) -> Loaded:
     """Read and cross-check everything before the device is touched."""
+    check_places(request.workload, request.kernels)
     workload = load_workload(request.workload, request.overrides)
     policy = load_policy(request.policy or POLICY)
     if request.budget_s is not None:
@@ -204,5 +205,5 @@ def _report(
         telemetry=findings.telemetry,
         unseen=findings.unseen,
         faults=trials.faults_of(effects, findings.catches),
-        doubts=trials.doubts_of(effects),
+        doubts=trials.doubts_of(effects, interrupted=interrupted),
     )

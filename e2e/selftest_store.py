@@ -20,7 +20,7 @@ MAX_NOTE_BYTES = 64 * 2**10
 def keep(report: SelftestReport, out: Path) -> Path:
     """Write the report under `out`; the newest whole one of this machine is remembered as well."""
     stamp = report.created.replace("-", "").replace(":", "").partition("+")[0]
-    path = Run(out).write_text(f"selftest-{stamp}Z.json", report.model_dump_json(indent=1) + "\n")
+    path = Run(out, place=f"--out {out}").write_text(f"selftest-{stamp}Z.json", report.model_dump_json(indent=1) + "\n")
     note = note_of(report)
     if note is not None and not report.is_interrupted:
         place = _place(report.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from e2e import wording
+from e2e.errors import INTERRUPTED
 from e2e.schema.selftest import Effect, SelftestReport
 from e2e.story import Story
 from e2e.story_sections import Section, Table
@@ -16,7 +17,8 @@ def tell(report: SelftestReport) -> Story:
     """The story of a self-test."""
     marks = [f"Overrides of the workload file: {', '.join(report.overrides)}"] if report.overrides else []
     if report.runs_done < report.runs_asked:
-        marks.append(f"The time sufficed for {report.runs_done} of {count(report.runs_asked, 'run')}.")
+        ended = "It was interrupted after" if report.is_interrupted else "The time sufficed for"
+        marks.append(f"{ended} {report.runs_done} of {count(report.runs_asked, 'run')}.")
     return Story(
         tone="bad" if report.faults else "open" if report.doubts or report.is_interrupted else "good",
         outcome=_headline(report),
@@ -33,7 +35,7 @@ def tell(report: SelftestReport) -> Story:
 
 def _headline(report: SelftestReport) -> str:
     if report.is_interrupted:
-        return "INTERRUPTED (exit code 130)"
+        return f"INTERRUPTED (exit code {INTERRUPTED})"
     return "FAULT IN E2E" if report.faults else "NOT SHOWN" if report.doubts else "PASSED"
 
 

@@ -9,16 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from statistics import median
 from typing import NamedTuple
 
 from e2e.schema.evidence import Segment
-from e2e.schema.policy import Policy
+from e2e.schema.policy import MOST_WORKERS, Policy
 from e2e.schema.verdict import Estimate
 from e2e.units import Ratio, Seconds
 
-CEILING_LEVEL = 0.99
-"""Level of a ceiling's interval: it may end a run early, so it errs on the side of going on. Source:
-METHOD.md B5.20."""
 FEW_WORKERS = 5
 """Fewer workers than this give no useful t-interval over workers. Source: METHOD.md B5.6 and B8."""
 _MEDIAN_COST = math.sqrt(math.pi / 2)
@@ -33,19 +31,6 @@ class Interval(NamedTuple):
     mean: float
     lower: float
     upper: float
-
-
-def median(values: Iterable[float]) -> float:
-    """Middle value; the mean of the two middle ones for an even number.
-
-    Raises:
-        ValueError: no values.
-    """
-    ordered = sorted(values)
-    if not ordered:
-        raise ValueError("a median needs at least one value")
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def step_seconds(segments: Iterable[Segment], arm: str) -> Seconds | None:
@@ -178,7 +163,7 @@ def as_estimate(interval: Interval, *, level: float, look: int | None) -> Estima
     )
 
 
-def ceiling_estimate(contrasts: Mapping[int, Sequence[float]], *, level: float = CEILING_LEVEL) -> Estimate | None:
+def ceiling_estimate(contrasts: Mapping[int, Sequence[float]], *, level: float) -> Estimate | None:
     """The most a kernel can win, from contrasts of headroom against opponent; None without two blocks.
 
     Fewer than five workers: the envelope of every worker's own interval of the median, at `level`, over its blocks. A
@@ -280,8 +265,8 @@ def worker_sd_of(estimate: Estimate) -> float:
     return half * math.sqrt(workers) / t_quantile((1 + estimate.confidence_level) / 2, workers - 1)
 
 
-def workers_for(target: float, *, half_width: float, workers: int, level: float, most: int = 200) -> int | None:
-    """Workers with which a half width of `half_width` from `workers` shrinks to `target`; None beyond `most`.
+def workers_for(target: float, *, half_width: float, workers: int, level: float) -> int | None:
+    """Workers with which a half width of `half_width` from `workers` shrinks to `target`; None beyond `MOST_WORKERS`.
 
     Units:
         Both half widths on one scale. `target = half_width / 2` asks what would halve it.
@@ -293,7 +278,7 @@ def workers_for(target: float, *, half_width: float, workers: int, level: float,
         raise ValueError("a half width comes from at least two workers")
     probability = (1 + level) / 2
     spread = half_width * math.sqrt(workers) / t_quantile(probability, workers - 1)
-    for count in range(workers, most + 1):
+    for count in range(workers, MOST_WORKERS + 1):
         if t_quantile(probability, count - 1) * spread <= target * math.sqrt(count):
             return count
     return None

@@ -8,12 +8,13 @@
 from __future__ import annotations
 
 import csv
+import errno
 import hashlib
 import io
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import pydantic_core
 from pydantic import ValidationError
 
-from e2e.errors import StoredRunError, UsageError
+from e2e.errors import EnvironmentFault, StoredRunError, UsageError
 from e2e.schema.evidence import Segment
 from e2e.schema.result import SCHEMA, CellResult, Result
 
@@ -40,8 +41,10 @@ MAX_SAMPLES_BYTES = 256 * 2**20
 class Run:
     """A run's folder while it is being written."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, place: str | None = None) -> None:
         self.folder = folder
+        self._place = place or str(folder)
+        """As messages name it when nothing can be written there."""
         self._cells: dict[int, list[Segment]] = {}
 
     @property
@@ -55,6 +58,7 @@ class Run:
 
         Raises:
             UsageError: the folder cannot be made.
+            EnvironmentFault: the disk is full.
         """
         safe = re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-.") or "run"
         while True:
@@ -68,8 +72,9 @@ class Run:
                     continue  # another run took the name
                 raise UsageError(f"--out {out}: is a file; results need a folder") from error
             except OSError as error:
-                raise UsageError(f"--out {out}: cannot write results there: {error.strerror}") from error
-            return cls(folder)
+                fault = _cannot_write(f"--out {out}", error)
+                raise fault if error.errno in _FULL else UsageError(fault.message) from error
+            return cls(folder, place=f"--out {out}")
 
     def write_text(self, name: str, text: str) -> Path:
         """Write one file of the run; `name` may have folders in it."""
@@ -80,13 +85,20 @@ class Run:
 
         Raises:
             ValueError: the name leads out of the folder.
+            EnvironmentFault: it cannot be written; the disk is full, say.
         """
-        path = self.folder / name
-        if not path.resolve().is_relative_to(self.folder.resolve()):
-            raise ValueError(f"{name!r} leads out of the run's folder")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write_atomically(path, content)
-        return path
+        self._write({name: content})
+        return self.folder / name
+
+    def _write(self, contents: Mapping[str, bytes]) -> None:
+        """Every byte of a run goes through here; of several files all are written, in this order, or none."""
+        for name in contents:
+            if not (self.folder / name).resolve().is_relative_to(self.folder.resolve()):
+                raise ValueError(f"{name!r} leads out of the run's folder")
+        try:
+            _write_atomically({self.folder / name: content for name, content in contents.items()})
+        except OSError as error:
+            raise _cannot_write(self._place, error) from error
 
     def write_samples(self, segments: Iterable[Segment], *, cell: int = 0) -> str:
         """Write all segments known so far of one cell (an index into `result.cells`); returns the sha256."""
@@ -96,14 +108,17 @@ class Run:
         return hashlib.sha256(content).hexdigest()
 
     def finish(self, result: Result) -> Result:
-        """Write samples, digest and result, in this order; returns the result with the samples' digest."""
+        """Write samples, digest and result together; returns the result with the samples' digest.
+
+        Raises:
+            EnvironmentFault: they cannot be written; those of an earlier call stay as they were.
+        """
         self._cells = {index: cell.evidence.segments for index, cell in enumerate(result.cells)}
-        content = _samples_bytes(self._cells)
-        self.write_bytes(SAMPLES, content)
-        result = result.model_copy(update={"samples_sha256": hashlib.sha256(content).hexdigest()})
+        samples = _samples_bytes(self._cells)
+        result = result.model_copy(update={"samples_sha256": hashlib.sha256(samples).hexdigest()})
         text = to_json(result).encode()
-        self.write_text(DIGEST, f"{hashlib.sha256(text).hexdigest()}  {RESULT}\n")
-        self.write_bytes(RESULT, text)
+        digest = f"{hashlib.sha256(text).hexdigest()}  {RESULT}\n".encode()
+        self._write({SAMPLES: samples, DIGEST: digest, RESULT: text})
         return result
 
 
@@ -265,22 +280,36 @@ def _segment(columns: Sequence[str], row: Sequence[str]) -> tuple[int, Segment]:
 # ---- Files
 
 
-def _write_atomically(path: Path, content: bytes) -> None:
-    """Readers see the old content or the new, also after a power cut."""
-    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(6)}")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def _cannot_write(place: str, error: OSError) -> EnvironmentFault:
+    if error.errno in _FULL:
+        return EnvironmentFault(f"no space left in {place}: free some, or choose another folder")
+    return EnvironmentFault(f"{place}: cannot write results there: {error.strerror}")
+
+
+def _write_atomically(files: Mapping[Path, bytes]) -> None:
+    """Readers see the old content or the new, also after a power cut; no file is new unless all could be written."""
+    temporaries = {path: path.with_name(f".{path.name[:100]}.{secrets.token_hex(6)}") for path in files}
     try:
-        with temporary.open("xb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
+        for path, content in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporaries[path].open("xb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+        for path, temporary in temporaries.items():
+            temporary.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        for temporary in temporaries.values():
+            temporary.unlink(missing_ok=True)
+    for parent in {path.parent for path in files}:
+        folder = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def _read(file: Path, limit: int) -> bytes:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from e2e import wording
+from e2e.errors import INTERNAL_FAULT, INTERRUPTED, EnvironmentFault, UsageError
 from e2e.schema.result import Attempts, CellResult, Result
 from e2e.schema.verdict import Reason
 from e2e.schema.words import Outcome, ReasonCode, Stage
@@ -17,10 +18,10 @@ from e2e.wording import LABELS, clean, count, outcome_word, percent, span
 Tone = Literal["good", "bad", "open"]
 
 _ERRORS = {
-    2: "USAGE ERROR",
-    6: "CANNOT RUN HERE",
-    70: "FAULT IN E2E",
-    130: "INTERRUPTED",
+    UsageError.exit_code: "USAGE ERROR",
+    EnvironmentFault.exit_code: "CANNOT RUN HERE",
+    INTERNAL_FAULT: "FAULT IN E2E",
+    INTERRUPTED: "INTERRUPTED",
 }
 _TONES: dict[Outcome, Tone] = {
     Outcome.CONFIRMED: "good",

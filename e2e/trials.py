@@ -275,10 +275,12 @@ def faults_of(effects: Sequence[Effect], catches: Sequence[Catch]) -> list[str]:
     return found
 
 
-def doubts_of(effects: Sequence[Effect]) -> list[str]:
+def doubts_of(effects: Sequence[Effect], *, interrupted: bool = False) -> list[str]:
     """What was not shown, in words."""
     if not effects:
-        return ["no run was finished in this time: give a larger --budget"]
+        return [
+            f"no run was finished {'before the interrupt' if interrupted else 'in this time: give a larger --budget'}"
+        ]
     largest = max(effects, key=lambda effect: effect.planted)
     found = []
     if largest.confirmed < POWER * largest.runs:

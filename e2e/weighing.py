@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from statistics import median
 
 from e2e import stats
 from e2e.arm_names import AS_SHIPPED, is_adopted
@@ -211,7 +212,7 @@ def by_worker(evidence: Evidence, arm: str) -> list[float]:
     for segment in evidence.segments:
         if segment.phase == "verdict" and segment.arm == arm:
             times.setdefault(segment.worker, []).append(segment.seconds / segment.steps)
-    return [stats.median(values) for values in times.values()]
+    return [median(values) for values in times.values()]
 
 
 def _of_verdict(evidence: Evidence) -> list[Segment]:
@@ -309,7 +310,7 @@ def _ceiling(evidence: Evidence, opponent: str | None, *, level: float) -> Estim
     runs = [find_arm(evidence, name) for name in (opponent, evidence.candidate)]
     if not timed or not {run.mode for run in runs if run is not None} <= covered:
         return None
-    fastest = max(timed, key=lambda arm: stats.median(chain.from_iterable(contrasts[arm].values())))
+    fastest = max(timed, key=lambda arm: median(chain.from_iterable(contrasts[arm].values())))
     return stats.ceiling_estimate(contrasts[fastest], level=level)
 
 

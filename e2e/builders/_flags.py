@@ -74,6 +74,16 @@ def architectures(flags: list[str]) -> list[str]:
     return [match["arch"] or match["code"].partition("code=")[2] for match in found]
 
 
+def needs_architecture(kernel: Kernel) -> bool:
+    """Whether the kernel can be built only where its device is: its flags do not say what nvcc should build for.
+
+    Raises:
+        UsageError: flags that are not allowed.
+    """
+    compiled = kernel.manifest.device == "cuda" and kernel.manifest.binding != "python"
+    return compiled and not architectures(checked_flags(kernel, nvcc=True))
+
+
 def runs_on(built_for: list[str], device: str) -> bool:
     """Whether code for `built_for` runs on a device of architecture `device` (`90`).
 

@@ -31,7 +31,7 @@ def nvcc_command(kernel: Kernel, target: BuildTarget) -> Nvcc:
     Raises:
         UsageError: a flag that a manifest may not hold, or a path that nvcc cannot take.
         CandidateError: `build_failed`: the manifest's architectures do not run on this device.
-        EnvironmentFault: no CUDA toolkit, or the device's architecture is not known.
+        EnvironmentFault: no CUDA toolkit, or neither flags nor a device say what to build for.
     """
     compiler = cuda_compiler()
     for path in (kernel.path or kernel.spec, str(target.cache)):
@@ -39,9 +39,9 @@ def nvcc_command(kernel: Kernel, target: BuildTarget) -> Nvcc:
             raise UsageError(f"nvcc cannot take the path {path!r}: a shell reads {min(found)!r}; rename it")
     flags = checked_flags(kernel, nvcc=True)
     stated = architectures(flags)
-    if target.arch is None:
+    if target.arch is None and not stated:
         raise EnvironmentFault("the CUDA device's architecture is not known; see `e2e doctor`")
-    if stated and not runs_on(stated, target.arch):
+    if target.arch is not None and stated and not runs_on(stated, target.arch):
         raise CandidateError(
             f"{kernel.spec}: its flags build for {', '.join(stated)}, and this device is sm_{target.arch}",
             code="build_failed",

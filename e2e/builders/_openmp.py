@@ -27,7 +27,7 @@ def has_openmp(compiler: Compiler, cache: Path) -> bool:
         known = json.loads(memory.read_text(encoding="utf-8"))
         if known.get("compiler") == compiler.identity:
             return bool(known["works"])
-    except (OSError, ValueError, KeyError, AttributeError):
+    except (OSError, ValueError, KeyError, AttributeError, RecursionError):
         pass  # not asked yet, or damaged: ask now
     try:
         memory.parent.mkdir(parents=True, exist_ok=True)

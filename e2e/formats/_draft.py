@@ -85,7 +85,7 @@ class Draft:
                 self._mistake("op", f"not stated, and the file's name is no op; pass --op NAME (known: {known})")
         elif isinstance(stated, str):
             if asked not in (None, stated):
-                self._mistake("op", f"the file says {printable(stated)!r} and --op says {printable(str(asked))!r}")
+                self._mistake("op", f"the file says {printable(stated)!r}, where {printable(str(asked))!r} is wanted")
             try:
                 check_op(stated)
             except UsageError as error:

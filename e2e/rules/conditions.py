@@ -7,8 +7,9 @@ Only one of these flags bars a verdict: a device that slowed down under one arm.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import median
 
-from e2e import stats, wording
+from e2e import wording
 from e2e.rules._words import some
 from e2e.schema.evidence import Segment
 from e2e.schema.verdict import Reason
@@ -56,7 +57,7 @@ def drifts(case: Case) -> Iterator[Reason]:
     for arm, segments in _deciding_segments(case).items():
         changes = [_drift(own) for own in _by_worker(segments)]
         is_one_way = len(changes) >= case.policy.looks[0] and (min(changes) > 0 or max(changes) < 0)
-        typical = stats.median(changes) if changes else 0.0
+        typical = median(changes) if changes else 0.0
         if is_one_way and abs(typical) > DRIFTS:
             which = f"{wording.arm(arm)} {'slower' if typical > 0 else 'faster'} by {wording.percent(abs(typical))}"
             message = f"from the first half of its blocks to the second, every worker found {which}"
@@ -72,9 +73,9 @@ def _by_worker(segments: Sequence[Segment]) -> list[list[Segment]]:
 
 def _drift(segments: Sequence[Segment]) -> float:
     """Relative change of the median step from the first half of a worker's blocks to the second."""
-    middle = stats.median(segment.block for segment in segments)
+    middle = median(segment.block for segment in segments)
     halves = [[s.seconds / s.steps for s in segments if (s.block > middle) is later] for later in (False, True)]
-    first, second = map(stats.median, halves)
+    first, second = map(median, halves)
     return second / first - 1
 
 
@@ -107,7 +108,7 @@ def timers_disagree(case: Case) -> Iterator[Reason]:
     for arm, segments in _deciding_segments(case).items():
         known = [segment.seconds / segment.device_s for segment in segments if segment.device_s]
         if known:
-            ratios[arm] = stats.median(known)
+            ratios[arm] = median(known)
     if len(ratios) == 2 and max(ratios.values()) > (1 + DISAGREES) * min(ratios.values()):
         parts = [f"{wording.arm(arm)} {ratio:.3f}" for arm, ratio in ratios.items()]
         yield Reason(code=ReasonCode.TIMER_DISAGREES, message=f"parent's seconds over device's: {', '.join(parts)}")

@@ -9,7 +9,7 @@ from e2e import wording
 from e2e.rules._words import error_words, some
 from e2e.schema.evidence import Evidence, OpCheck, Where
 from e2e.schema.verdict import NumericsVerdict, Reason
-from e2e.schema.words import Outcome, ReasonCode, ReasonKind, Role, Stage, kind_of
+from e2e.schema.words import Outcome, ReasonCode, ReasonKind, Role, Stage, accusation, kind_of
 from e2e.weighing import Case, find_arm
 
 
@@ -29,13 +29,7 @@ def op_is_wrong(case: Case) -> Iterator[Reason]:
 
 def _code_of(check: OpCheck) -> ReasonCode:
     raised = check.status == "raised"
-    return _accusation(check.code, ReasonCode.CANDIDATE_RAISED if raised else ReasonCode.OP_ERROR_EXCEEDED)
-
-
-def _accusation(code: ReasonCode | None, fallback: ReasonCode) -> ReasonCode:
-    """The check's own code, if it says what a failed check can say."""
-    accuses = code is not None and kind_of(code) in (ReasonKind.INCORRECT, ReasonKind.FAILED)
-    return code if code is not None and accuses else fallback
+    return accusation(check.code) or (ReasonCode.CANDIDATE_RAISED if raised else ReasonCode.OP_ERROR_EXCEEDED)
 
 
 def _excess(check: OpCheck) -> float:
@@ -49,7 +43,7 @@ def model_is_wrong(case: Case) -> Iterator[Reason]:
     if check is not None and check.status == "wrong":
         errors = error_words(check.error_candidate, check.allowed)
         message = f"logits over {check.tokens} tokens against {check.reference}: {errors}"
-        yield Reason(code=_accusation(check.code, ReasonCode.MODEL_ERROR_EXCEEDED), message=message)
+        yield Reason(code=accusation(check.code) or ReasonCode.MODEL_ERROR_EXCEEDED, message=message)
 
 
 def training_is_wrong(case: Case) -> Iterator[Reason]:
@@ -68,7 +62,7 @@ def training_is_wrong(case: Case) -> Iterator[Reason]:
         own = wording.small(check.worst_error_baseline)
         message = f"worst gradient: error {wording.small(check.worst_error_candidate)}, baseline's own {own}"
         message += f", at {check.worst_parameter}" if check.worst_parameter else ""
-        code = _accusation(check.code, ReasonCode.GRADIENT_ERROR_EXCEEDED)
+        code = accusation(check.code) or ReasonCode.GRADIENT_ERROR_EXCEEDED
         yield Reason(code=code, message=message, where=Where(parameter=check.worst_parameter))
 
 

@@ -20,6 +20,8 @@ Opponent = Annotated[str, AfterValidator(_known_opponent)]
 """`best_pytorch`, `as_shipped`, or `kernel:SPEC` for a kernel that was adopted already."""
 FEWEST_WORKERS = 5
 """Worker processes that any verdict needs. Source: METHOD.md B7 (TOO_FEW)."""
+MOST_WORKERS = 200
+"""Worker processes that a repeat may ask for: hours at a minute each; what needs more is beyond this machine."""
 
 
 class Numerics(Record):
@@ -116,7 +118,8 @@ class Policy(Record):
     ceiling_workers: int = Field(2, ge=2)
     """Workers that must time the headroom arm before the ceiling may decide."""
     ceiling_level: float = Field(default=0.99, gt=0.5, lt=1)
-    """Two-sided confidence of each worker's ceiling."""
+    """Two-sided confidence of each worker's ceiling: it may end a run early, so it errs on the side of going on.
+    Source: METHOD.md B5.20."""
     ceiling_s: float = Field(default=16.0, ge=0)
     """Seconds per worker that blocks go on for while the ceiling is near the margin. Twelve blocks or more let the
     99 % interval of a median pass over one spike; with 8 every spike counts, and 4 s found 58 % of the ceilings of

@@ -165,7 +165,7 @@ class Result(Record):
     """What `policy` would say by itself, by dotted field, where the command line says otherwise; `name` where
     `--policy` chose another than the workload's own."""
     attempts: Attempts | None = None
-    """None when they could not be counted, or the run ended early."""
+    """None when they could not be counted, no verdict was asked for, or the run ended early."""
     repeats: str | None = None
     """Id of the INCONCLUSIVE run that this one repeats; the two are never merged."""
     method: str = METHOD

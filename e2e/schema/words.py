@@ -259,6 +259,12 @@ def kind_of(code: ReasonCode) -> ReasonKind:
     raise ValueError(code)
 
 
+def accusation(named: str | None) -> ReasonCode | None:
+    """The code of that name, if a fault or a failed check can have it: a conclusion is not theirs to draw."""
+    code = ReasonCode(named) if named in set(ReasonCode) else None
+    return code if code and kind_of(code) in (ReasonKind.INCORRECT, ReasonKind.FAILED) else None
+
+
 def sentence_of(code: ReasonCode) -> str:
     """The code's sentence, without a full stop."""
     return ReasonText[code.name].value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from e2e.schema.record import Record
 
@@ -57,11 +57,15 @@ class Cells(Record):
     sequence: list[int] = Field(min_length=1)
     """Prefill and train: tokens per row. Decode: tokens already in the cache."""
 
-    @model_validator(mode="after")
-    def _positive(self) -> Cells:
-        if min(self.batch + self.sequence) < 1:
-            raise ValueError("batch and sequence are at least 1")
-        return self
+    @field_validator("batch", "sequence")
+    @classmethod
+    def _are_sizes(cls, value: list[int]) -> list[int]:
+        if min(value) < 1:
+            raise ValueError(f"must be at least 1, not {min(value)}")
+        again = [size for index, size in enumerate(value) if size in value[:index]]
+        if again:
+            raise ValueError(f"{again[0]} is given twice, and a cell is measured once")
+        return value
 
 
 class Workload(Record):

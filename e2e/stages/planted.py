@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Literal
 
 from e2e import stats
@@ -157,12 +158,12 @@ class Clock:
     @property
     def opening_s(self) -> Seconds:
         """Of a usual worker; 0 before the first."""
-        return stats.median(self.openings) if self.openings else 0.0
+        return median(self.openings) if self.openings else 0.0
 
     @property
     def timed_s(self) -> Seconds:
         """Of a usual worker; 0 before the first."""
-        return stats.median(self.timings) if self.timings else 0.0
+        return median(self.timings) if self.timings else 0.0
 
 
 def pilot(course: Course) -> Seconds:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 from e2e import stats, wording
@@ -67,7 +68,7 @@ def _clean_times(course: Course, plan: Mapping[str, int]) -> None:
         for arm, found in clean_block(course, course.clean, clean_plan).items():
             times[arm] += found if number >= 0 else []
     own = {arm: found for arm, found in times.items() if ArmName.parse(arm).role is Role.BASELINE}
-    course.learn(clean_times=[CleanTime(arm=arm, step_s=stats.median(found)) for arm, found in own.items()])
+    course.learn(clean_times=[CleanTime(arm=arm, step_s=median(found)) for arm, found in own.items()])
 
 
 def _works_clean(course: Course, arm: str) -> bool:

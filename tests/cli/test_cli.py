@@ -5,7 +5,9 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,13 +17,15 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from e2e import pipeline, store
+from e2e import attempts, pipeline, store
 from e2e.cli import _request, app, run
+from e2e.request import Request
 from e2e.schema.result import METHOD
 from e2e.schema.words import Outcome, Stage
 from tests import results
 
 REPOSITORY = Path(__file__).parents[2]
+MOUNTING = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
 COMMANDS = ["validate", "gate", "report", "trace", "selftest", "doctor", "list"]
 
 
@@ -44,6 +48,13 @@ def subprocess_run(*arguments: str, cwd: Path = REPOSITORY, **environment: str) 
         timeout=60,
         check=False,
     )
+
+
+def can_mount() -> bool:
+    """Whether a process here can have a small disk of its own."""
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*MOUNTING, "mount -t tmpfs none /mnt"], capture_output=True, check=False).returncode == 0
 
 
 # ---- Help and start-up
@@ -229,9 +240,12 @@ def test_report_as_json_is_strict_json(stored: Path, capsys: pytest.CaptureFixtu
     assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["outcome"] == "refuted"
 
 
-def test_an_unknown_format_names_the_nearest(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["report", str(stored), "--format", "txt"]) == 2
-    assert "did you mean 'text'?" in capsys.readouterr().err
+@pytest.mark.parametrize(("style", "hint"), [("txt", "did you mean 'text'? "), ("html", "")])
+def test_an_unknown_format_names_the_nearest_and_all(
+    stored: Path, capsys: pytest.CaptureFixture[str], style: str, hint: str
+) -> None:
+    assert run(["report", str(stored), "--format", style]) == 2
+    assert capsys.readouterr().err == f"e2e: error: no report called '{style}'; {hint}known: json, md, text\n"
 
 
 def test_trace_without_traces_says_so(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -271,15 +285,130 @@ def test_json_is_alone_on_stdout_and_events_tell_the_rest(
     assert run(["gate", str(tmp_path / result["run_id"])]) == 11
 
 
-def test_attempts_in_a_folder_are_counted_and_what_the_policy_pins_bars_the_verdict(
+def build_only(folder: Path) -> list[str]:
+    return [
+        *("validate", "tiny_llama_infer", "--kernel", "tests/kernels/plain_norm.py", "--until", "build"),
+        *("--out", str(folder), "--json"),
+    ]
+
+
+def test_attempts_at_a_verdict_are_counted_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setenv("E2E_CACHE_DIR", str(tmp_path / "cache"))
+    out = tmp_path / "out"
+    failing = ["validate", "tiny_llama_infer", "--kernel", "tests/kernels/does_not_compile.cpp", "--out", str(out)]
+    found = []
+    for arguments, code in [([*failing, "--json"], 13), (build_only(out), 0), ([*failing, "--json"], 13)]:
+        assert run(arguments) == code
+        found.append(json.loads(capsys.readouterr().out))
+    counted = [{"number": 1, "confirmed": 0}, None, {"number": 2, "confirmed": 0}]
+    assert [result["attempts"] for result in found] == counted
+    assert run(["report", str(out / found[2]["run_id"])]) == 0
+    assert "Attempt 2 of rms_norm on tiny-llama-infer; of these 0 CONFIRMED." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("more", [[], ["--until", "build"], ["--until", "check"]])
+@pytest.mark.parametrize("kernel", ["rmsnorm.cu", "rmsnorm_raw.cu"])
+def test_a_cuda_kernel_that_cannot_be_built_here_is_sent_elsewhere_whatever_the_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kernel: str, more: list[str]
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    typed = ["validate", "tiny_llama_infer", "--kernel", f"kernels/{kernel}", "--out", str(tmp_path / "out")]
+    assert run([*typed, *more]) == 6
+    said = capsys.readouterr().err
+    assert "try a CPU kernel, such as kernels/rmsnorm.cpp; `e2e doctor`" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_cuda_kernel_that_says_what_to_build_for_is_asked_for_no_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    stated = (
+        Path("kernels/rmsnorm_raw.cu")
+        .read_text()
+        .replace("// deterministic", "// flags: [-arch=sm_90]\n// deterministic")
+    )
+    (tmp_path / "stated.cu").write_text(stated)
+    for kernel in (str(tmp_path / "stated.cu"), "kernels/rmsnorm_triton.py"):
+        loaded = pipeline.load(Request("tiny_llama_infer", (kernel,), until=Stage.BUILD))
+        assert (loaded.device.name, loaded.device.arch) == ("cuda", None)
+
+
+@pytest.mark.parametrize(
+    ("opponent", "words"),
+    [
+        ("nope.cpp", "no such file: nope.cpp"),
+        ("other.py", "other.py:2: op: the file says 'module:Linear', where 'rms_norm' is wanted"),
+        ("half.py", "half.py declares dtypes float16, but tiny_llama_infer.yaml runs in float32"),
+        ("gpu.py", "it runs on cuda, and this run on cpu"),
+        ("broken.cpp", "it does not build: "),
+    ],
+)
+def test_an_adopted_opponent_that_does_not_fit_is_the_policys_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    opponent: str, words: str,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("E2E_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    good = (REPOSITORY / "tests/kernels/plain_norm.py").read_text()
+    assert "# op: rms_norm\n" in good
+    Path("plain_norm.py").write_text(good)
+    Path("other.py").write_text(good.replace("op: rms_norm", "op: module:Linear"))
+    Path("half.py").write_text(good.replace("# op: rms_norm\n", "# op: rms_norm\n# dtypes: [float16]\n"))
+    Path("gpu.py").write_text(good.replace("# op: rms_norm\n", "# op: rms_norm\n# device: cuda\n"))
+    shutil.copy(REPOSITORY / "tests/kernels/does_not_compile.cpp", "broken.cpp")
+    Path("strict.yaml").write_text(f"name: strict\nopponents: [best_pytorch, 'kernel:{opponent}']\n")
+    workload = str(REPOSITORY / "workloads/tiny_llama_infer.yaml")
+    typed = ["validate", workload, "--kernel", "plain_norm.py", "--policy", "strict.yaml", "--device", "cpu"]
+    assert run([*typed, "--until", "build"]) == 2
+    shown = capsys.readouterr()
+    said = " ".join((shown.err + shown.out).split())
+    assert f"policy strict, opponents: kernel:{opponent}: {words}" in said
+    assert "--op" not in said
+
+
+def test_nothing_that_happens_to_the_ledger_costs_a_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setenv("E2E_CACHE_DIR", str(tmp_path / "cache"))
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(attempts, "enter", interrupt)
+    assert run(build_only(tmp_path / "out")) == 130
+    (folder,) = (tmp_path / "out").iterdir()
+    assert store.load(folder).stage is Stage.BUILD
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs a mount namespace")
+@pytest.mark.parametrize("size", ["4k", "16k"])
+def test_a_full_disk_under_out_is_the_environments_fault(tmp_path: Path, size: str) -> None:
+    (tmp_path / "out").mkdir()
+    typed = shlex.join([sys.executable, "-m", "e2e", *build_only(tmp_path / "out")])
+    mounted = f"mount -t tmpfs -o size={size} none {tmp_path / 'out'} && exec {typed}"
+    done = subprocess.run(
+        [*MOUNTING, mounted], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "E2E_CACHE_DIR": str(tmp_path / "cache")},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (6, ""), done.stderr
+    assert f"no space left in --out {tmp_path / 'out'}" in done.stderr
+
+
+def test_what_the_policy_pins_bars_the_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(REPOSITORY)
     monkeypatch.setenv("E2E_CACHE_DIR", str(tmp_path / "cache"))
     pinned = tmp_path / "pinned.yaml"
     pinned.write_text("name: pinned\npins: {fresh_seed: true}\n")
-    arguments = ["validate", "tiny_llama_infer", "--kernel", "tests/kernels/plain_norm.py", "--until", "build"]
-    arguments += ["--out", str(tmp_path / "out"), "--json"]
+    arguments = build_only(tmp_path / "out")
     found, said = [], ""
     for more, code in [([], 0), (["--policy", str(pinned)], 0), (["--policy", str(pinned), "--seed", "7"], 11)]:
         assert run([*arguments, *more]) == code
@@ -287,14 +416,12 @@ def test_attempts_in_a_folder_are_counted_and_what_the_policy_pins_bars_the_verd
         found.append(json.loads(shown.out))
         said = shown.err
     assert "cannot count under policy pinned: the caller chose the seed" in said
-    assert [result["attempts"] for result in found] == [{"number": n, "confirmed": 0} for n in (1, 2, 3)]
     assert [result["cells"][0]["evidence"]["origin"]["seed_chosen"] for result in found] == [False, False, True]
     assert [result["policy_overrides"] for result in found] == [{}, {"name": "standard"}, {"name": "standard"}]
     assert found[2]["reasons"][0]["code"] == "policy_not_met"
     assert run(["report", str(tmp_path / "out" / found[2]["run_id"])]) == 0
     report = capsys.readouterr().out
     assert "Chosen on the command line: policy pinned instead of standard, seed 7" in report
-    assert "Attempt 3 of rms_norm on tiny-llama-infer; of these 0 CONFIRMED." in report
 
 
 # ---- Repeats
@@ -417,6 +544,10 @@ def test_a_mistake_in_a_file_is_shown_with_its_line(tmp_path: Path, capsys: pyte
         (["validate", "w", "--kernel", "a", "--kernel", "b"], "come with a later version"),
         (["validate", "w", "--kernell", "a"], "No such option: --kernell"),
         (["validate", "w", "--kernel", "a", "--workers", "9"], "--repeat RUN and --workers N go together"),
+        (["validate", "k.cu", "--kernel", "w.yaml"], "swapped: type `e2e validate w.yaml --kernel k.cu`"),
+        (["validate", "k.py", "--kernel", "a.cpp"], "k.py is a kernel file, and a workload is a YAML file or a name"),
+        (["validate", "w", "--kernel", "w.yml"], "a kernel is not: type `e2e validate w.yml --kernel FILE`"),
+        (["selftest", "k.cpp"], "type `e2e validate WORKLOAD --kernel k.cpp`"),
         (["validate", "--repeat", "no-such-run", "--workers", "9"], "no run 'no-such-run'"),
         (["gate", "no-such-run"], "no run 'no-such-run'"),
         (["list", "things"], "'things' is not one of"),
@@ -460,6 +591,28 @@ def test_an_interrupt_is_code_130(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 # ---- The process itself
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_or_cis_time_limit_keeps_the_result_and_ends_the_events(tmp_path: Path, how: signal.Signals) -> None:
+    (tmp_path / "tmp").mkdir()
+    arguments = ["tiny_llama_infer", "--kernel", "tests/kernels/never_ends.cpp", "--until", "build"]
+    arguments += ["--out", str(tmp_path / "out"), "--events", str(tmp_path / "events"), "--json"]
+    started = subprocess.Popen(
+        [sys.executable, "-m", "e2e", "validate", *arguments],
+        cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(tmp_path / "tmp"),
+             "E2E_CACHE_DIR": str(tmp_path / "cache")},
+    )  # fmt: skip
+    assert started.stderr is not None
+    next(line for line in started.stderr if "build:" in line)
+    started.send_signal(how)
+    out, err = started.communicate(timeout=20)
+    assert (started.returncode, json.loads(out)["error"]["code"]) == (130, 130), err
+    finished = json.loads((tmp_path / "events").read_text().splitlines()[-1])
+    assert (finished["event"], finished["code"]) == ("finish", 130)
+    assert store.load(tmp_path / "out" / finished["run"]).error is not None
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 def test_a_reader_that_goes_away_changes_no_exit_code(stored: Path) -> None:

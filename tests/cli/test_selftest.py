@@ -56,18 +56,22 @@ def test_a_self_test_finds_what_was_planted_and_is_remembered(tmp_path: Path, ti
     assert [] == list((tmp_path / "tmp").iterdir())
 
 
-def test_ctrl_c_ends_it_with_what_is_known(tmp_path: Path, tiny_workload: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_or_cis_time_limit_ends_it_with_what_is_known(
+    tmp_path: Path, tiny_workload: Path, how: signal.Signals
+) -> None:
     started = begin(tmp_path, tmp_path / "cache", tiny_workload, "--runs", "20", "--budget", "240")
     assert started.stderr is not None
     for line in started.stderr:
         if "the step alone" in line:
             break
     time.sleep(0.2)
-    started.send_signal(signal.SIGINT)
+    started.send_signal(how)
     out, err = started.communicate(timeout=60)
     assert 130 == started.returncode, err
     report = SelftestReport.model_validate_json(out, strict=True)
     assert report.is_interrupted
     assert report.catches
+    assert report.doubts == ["no run was finished before the interrupt"]
     assert "Traceback" not in err
     assert [] == list((tmp_path / "tmp").iterdir())

@@ -463,11 +463,12 @@ def waiting(start: Start, workload: Path, policy: Path, **environment: str) -> S
     return started
 
 
-def test_ctrl_c_in_the_middle_keeps_the_result_and_leaves_nothing(
-    start: Start, tiny_workload: Path, tiny_policy: Path
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_or_cis_time_limit_in_the_middle_keeps_the_result_and_leaves_nothing(
+    start: Start, tiny_workload: Path, tiny_policy: Path, how: signal.Signals
 ) -> None:
     started = waiting(start, tiny_workload, tiny_policy)
-    started.process.send_signal(signal.SIGINT)
+    started.process.send_signal(how)
     ended = started.end(timeout_s=10)
     assert ended.code == 130
     assert "Traceback" not in ended.err
@@ -495,12 +496,11 @@ def test_a_second_ctrl_c_during_the_clean_up_still_leaves_no_process(
     assert started.left_behind() == {}
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_when_the_parent_is_killed_every_process_goes_with_it(
-    start: Start, tiny_workload: Path, tiny_policy: Path, how: signal.Signals
+    start: Start, tiny_workload: Path, tiny_policy: Path
 ) -> None:
     started = waiting(start, tiny_workload, tiny_policy)
-    started.process.send_signal(how)
+    started.process.send_signal(signal.SIGKILL)
     started.process.wait(10)
     assert started.left_behind() == {}
 

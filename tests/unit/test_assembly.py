@@ -101,6 +101,14 @@ def test_what_to_type_next_repeats_what_the_caller_gave() -> None:
     assert ["--set", "model.dtype=float32", "--op", "rms_norm", "--device", "cuda:1"] == typed[5:11]
 
 
+def test_what_to_type_next_goes_where_the_caller_wanted_results_and_traces_no_more_than_this() -> None:
+    wrong, noisy = evidence(op_checks=[op_check(status="wrong")]), evidence(timed(1.005, block_sd=0.01))
+    again, repeat = (commands(assembled([e], out=Path("my results"), traces=False))[0] for e in (wrong, noisy))
+    assert ["--out", "my results", "--no-trace", "--until", "check"] == again[5:]
+    assert ["--repeat", "my results/r1", "--workers"] == repeat[2:5]
+    assert ["--out", "my results", "--no-trace"] == repeat[6:]
+
+
 def test_what_to_type_next_names_no_device_that_the_caller_did_not() -> None:
     wrong = evidence(op_checks=[op_check(status="wrong")])
     typed = commands(assembled([wrong]))[0]

@@ -8,7 +8,7 @@ import pytest
 
 from e2e.attempts import LEDGER, enter
 from e2e.schema.result import Attempts, Result
-from e2e.schema.words import Outcome
+from e2e.schema.words import Outcome, Stage
 from tests import results
 
 
@@ -24,6 +24,14 @@ def test_attempts_are_counted_and_confirmed_ones_among_them(tmp_path: Path) -> N
         Attempts(number=3, confirmed=1),
         Attempts(number=4, confirmed=2),
     ]
+
+
+@pytest.mark.parametrize("until", [Stage.BUILD, Stage.CHECK, Stage.SCREEN])
+def test_a_run_that_asked_for_no_verdict_is_no_attempt(tmp_path: Path, until: Stage) -> None:
+    cell = results.result().cells[0]
+    asked = cell.model_copy(update={"evidence": cell.evidence.model_copy(update={"stage_asked": until})})
+    assert enter(run(cells=[asked]), tmp_path) is None
+    assert enter(run(), tmp_path) == Attempts(number=1, confirmed=0)
 
 
 def test_another_op_or_workload_is_another_count(tmp_path: Path) -> None:
@@ -43,7 +51,8 @@ def test_a_run_that_ended_early_is_no_attempt(tmp_path: Path, code: int) -> None
 
 
 @pytest.mark.parametrize(
-    "damage", ["not json\n", "[]\n", "3\n", '{"workload": "llama-infer"}\n', '{"run": "torn', "\xff\n"]
+    "damage",
+    ["not json\n", "[]\n", "3\n", '{"workload": "llama-infer"}\n', '{"run": "torn', "\xff\n", "[" * 200_000 + "\n"],
 )
 def test_damaged_lines_are_skipped_and_do_not_swallow_the_next(tmp_path: Path, damage: str) -> None:
     enter(run(), tmp_path)

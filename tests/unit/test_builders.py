@@ -18,6 +18,8 @@ from e2e import registry
 from e2e.builders import _compile, _toolchain
 from e2e.builders._compile import first_error, raise_failure, resources
 from e2e.builders._flags import architectures, checked_flags, runs_on
+from e2e.builders._openmp import has_openmp
+from e2e.builders._toolchain import Compiler
 from e2e.errors import CandidateError, EnvironmentFault, UsageError
 from e2e.protocols import BuildTarget, Built, OpCall
 from e2e.reading import read_kernel
@@ -509,6 +511,13 @@ def test_flags_for_another_device_fail_before_the_build(shared_cache: Path) -> N
     kernel = flagged("bare_norm.cu", "-arch=sm_75")
     with pytest.raises(CandidateError, match="build for sm_75, and this device is sm_90"):
         registry.load("builders", "raw").build(kernel, target(shared_cache, device="cuda"))
+
+
+@pytest.mark.parametrize("memory", ["not json", "[]", "3", "\xff", "[" * 200_000])
+def test_what_is_remembered_of_a_compiler_is_asked_again_where_it_is_damaged(tmp_path: Path, memory: str) -> None:
+    (tmp_path / "index").mkdir()
+    (tmp_path / "index" / "openmp.json").write_text(memory, encoding="latin-1")
+    assert not has_openmp(Compiler(("false",), "a compiler that builds nothing"), tmp_path)
 
 
 # ---- Python

@@ -125,7 +125,24 @@ def test_a_binary_file_a_folder_and_a_device_are_refused(here: Path) -> None:
 def test_a_missing_file_names_the_nearest_one(here: Path) -> None:
     assert refusal("smal") == "no workload 'smal'; did you mean 'small'?"
     assert "did you mean 'workloads/small.yaml'?" in refusal("workloads/smal.yaml")
-    assert "shipped: small" in refusal("zzz")
+    assert refusal("zzz") == f"no workload 'zzz'; looked in {here} and in workloads, which has small"
+    assert refusal("workloads/zzz.yaml") == "no workload 'workloads/zzz.yaml'; workloads has small.yaml"
+    assert refusal("nowhere/zzz") == "no workload 'nowhere/zzz'; nowhere has no YAML file"
+    assert policy_refusal("zzz").endswith("e2e/policies, which has demo, selftest, standard")
+
+
+def test_without_a_folder_of_workloads_the_folder_searched_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert refusal("small") == f"no workload 'small'; looked in {tmp_path}, which has no folder workloads"
+
+
+@pytest.mark.parametrize("field", ["batch", "sequence"])
+def test_a_cell_given_twice_is_refused(here: Path, field: str) -> None:
+    said = refusal("small", f"cells.{field}=[1, 8, 8]")
+    assert said == f"--set cells.{field}=[1, 8, 8]: cells.{field}: 8 is given twice, and a cell is measured once"
+    assert "cells.batch: must be at least 1, not 0" in refusal("small", "cells.batch=[0]")
 
 
 def test_overrides_are_typed_laid_over_and_reported(here: Path) -> None:

@@ -152,7 +152,7 @@ def test_a_damaged_block_is_told_with_its_line(folder: Path, name: str, text: st
 
 def test_the_file_and_the_option_may_not_disagree_about_the_op(folder: Path) -> None:
     said = refused("k.py", block("op: rms_norm", "entry: f", mark="#"), op="module:Thing")
-    assert said == "k.py:2: op: the file says 'rms_norm' and --op says 'module:Thing'"
+    assert said == "k.py:2: op: the file says 'rms_norm', where 'module:Thing' is wanted"
 
 
 def test_an_op_with_a_parameter_is_checked_up_to_its_colon(folder: Path) -> None:

@@ -104,6 +104,8 @@ def test_a_changed_kernel_or_workload_is_another_question() -> None:
         check_repeat(Repeat(open_run(environment={}), 5), WORKLOAD, results.kernel())
 
 
-def test_fewer_workers_than_a_verdict_needs_are_refused() -> None:
-    with pytest.raises(UsageError, match="a verdict needs at least 5"):
-        check_repeat(Repeat(open_run(), 4), WORKLOAD, results.kernel())
+@pytest.mark.parametrize("workers", [-1, 0, 4, 201, 10**12])
+def test_fewer_workers_than_a_verdict_needs_and_endless_repeats_are_refused(workers: int) -> None:
+    with pytest.raises(UsageError, match=f"--workers {workers}: a verdict needs at least 5, .* at most 200"):
+        check_repeat(Repeat(open_run(), workers), WORKLOAD, results.kernel())
+    check_repeat(Repeat(open_run(), 200), WORKLOAD, results.kernel())

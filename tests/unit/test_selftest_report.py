@@ -71,7 +71,7 @@ def report_of(runs: list[trials.Timed], *, catches: list[Catch] | None = None, *
         "telemetry": [],
         "unseen": [],
         "faults": trials.faults_of(effects, caught),
-        "doubts": trials.doubts_of(effects),
+        "doubts": trials.doubts_of(effects, interrupted=changes.get("is_interrupted", False)),
     }
     return SelftestReport(**{**fields, **changes})
 
@@ -108,8 +108,15 @@ def test_an_interrupted_one_says_so_and_is_not_a_pass() -> None:
     report = report_of(QUIET[:3], is_interrupted=True)
     text = printed(tell(report))
     assert text.startswith("INTERRUPTED")
-    assert "3 of 20 runs" in text
+    assert "It was interrupted after 3 of 20 runs." in text
     assert 130 == exit_code(report)
+
+
+def test_an_interrupted_one_without_a_finished_run_does_not_ask_for_more_time() -> None:
+    text = printed(tell(report_of([], is_interrupted=True)))
+    assert "no run was finished before the interrupt" in text
+    assert "--budget" not in text
+    assert "time sufficed" not in text
 
 
 def test_one_without_a_finished_run_has_no_invented_numbers() -> None:

@@ -3,13 +3,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from e2e.errors import StoredRunError, UsageError
+from e2e.errors import EnvironmentFault, StoredRunError, UsageError
 from e2e.judge import judge
 from e2e.schema.evidence import Segment
 from e2e.schema.result import CellResult
@@ -201,6 +202,19 @@ def test_no_temporary_file_stays_and_modes_follow_the_umask(tmp_path: Path) -> N
     current = os.umask(0)
     os.umask(current)
     assert 0o666 & ~current == (run.folder / "report.md").stat().st_mode & 0o777
+
+
+def test_a_result_that_cannot_be_stored_again_stays_as_it_was(tmp_path: Path) -> None:
+    run = Run.create(tmp_path, "x")
+    first = run.finish(results.result())
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((run.folder / RESULT).stat().st_size, limits[1]))
+    try:
+        with pytest.raises(EnvironmentFault, match=f"--out {tmp_path}: cannot write results there: File too large"):
+            run.finish(first.model_copy(update={"command": ["longer"] * 99}))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert first == load(run.folder)
 
 
 def test_out_that_is_a_file_is_the_callers_mistake(tmp_path: Path) -> None:
