@@ -217,6 +217,9 @@ def _stages(course: Course) -> None:
         for stage, work in STAGES:
             if stage.rank > course.evidence.stage_asked.rank or _is_final(course):
                 break
+            if course.deadline.left_s <= 0:
+                course.learn(budget_exhausted=True)
+                break
             with course.spending("check" if stage is Stage.CHECK else "other"):
                 work(course)
     except CandidateFault as caught:

@@ -90,7 +90,7 @@ def deciding_cell(result: Result) -> CellResult | None:
 
 def _headline(result: Result) -> str:
     if result.error is not None:
-        return f"{_ERRORS.get(result.error.code, 'ENDED EARLY')} (exit code {result.error.code})"
+        return f"{_ERRORS[result.error.code]} (exit code {result.error.code})"
     label = LABELS[result.label] if result.label else ""
     if result.outcome is None:
         passed = f"{result.stage.upper()} PASSED" if result.stage else "NOTHING WAS FINISHED"

@@ -24,7 +24,7 @@ def no_headroom(case: Case) -> Iterator[Reason]:
     most = ceiling.upper_bound - 1
     message = "the step is no faster without this op: no kernel for it can win anything"
     if most > 0:
-        message = f"this op is at most {wording.percent(most)} of the step: no kernel for it can win more"
+        message = f"without this op the step gains at most {wording.percent(most)}: no kernel for it can win more"
     behind = f"ceiling {wording.estimate(ceiling)} from {ceiling.look} workers"
     message += f" ({behind}, margin {wording.percent(case.policy.margin)})"
     yield Reason(code=ReasonCode.NO_HEADROOM, message=message)

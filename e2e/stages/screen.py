@@ -42,6 +42,9 @@ def screen(course: Course) -> None:
             wait_for_caches(course)
             begin_pilot(course, arm_names(course))
         _prepare_arms(course)
+    if course.deadline.left_s <= 0:
+        course.learn(budget_exhausted=True)
+        return
     course.progress.stage("screen", "pilot of every arm")
     course.watch.begin()
     _pilot(course)
