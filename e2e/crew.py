@@ -220,6 +220,8 @@ class Crew:
             "device": self.device,
             "seed": self.seed,
             "threads": thread_count(),
+            # it examines while others compile: on few cores its threads would wait for each other, and hold the cores
+            "exam_threads": 1 if clean and self.device == "cpu" and thread_count() < MANY_CORES else thread_count(),
             "extra_bytes": extra,
         }
 

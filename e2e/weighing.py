@@ -192,13 +192,16 @@ def apart(evidence: Evidence, policy: Policy, arm: str, speedup: Estimate) -> Ra
     """Time of an arm beside the candidate over its time without it, where that puts the reading in doubt.
 
     It does where every worker is far from the clean process, either way, or where the candidate's company slows the
-    arm down by as much as would be all of a gain.
+    arm down by as much as would be all of a gain. Each worker is compared with what was timed right after it.
     """
-    clean = next((item.step_s for item in evidence.clean_times if item.arm == arm), None)
+    own = [item for item in evidence.clean_times if item.arm == arm]
     times = by_worker(evidence, arm)
-    if clean is None or len(times) < policy.looks[0]:
+    if not own or len(times) < policy.looks[0]:
         return None
-    slower, faster = min(times) / clean, max(times) / clean
+    typical = median(item.step_s for item in own)
+    clean = {item.worker: item.step_s for item in own}
+    ratios = [step_s / clean.get(worker, typical) for worker, step_s in times.items()]
+    slower, faster = min(ratios), max(ratios)
     bar = 1 + policy.margin
     is_all_of_it = slower > NEAR and speedup.lower_bound > bar >= speedup.lower_bound / slower
     if slower > APART or is_all_of_it:
@@ -206,13 +209,13 @@ def apart(evidence: Evidence, policy: Policy, arm: str, speedup: Estimate) -> Ra
     return faster if faster < 1 / APART else None
 
 
-def by_worker(evidence: Evidence, arm: str) -> list[float]:
+def by_worker(evidence: Evidence, arm: str) -> dict[int, float]:
     """Median seconds per step of an arm in each verdict worker."""
     times: dict[int, list[float]] = {}
     for segment in evidence.segments:
         if segment.phase == "verdict" and segment.arm == arm:
             times.setdefault(segment.worker, []).append(segment.seconds / segment.steps)
-    return [median(values) for values in times.values()]
+    return {worker: median(values) for worker, values in times.items()}
 
 
 def _of_verdict(evidence: Evidence) -> list[Segment]:

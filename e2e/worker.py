@@ -87,6 +87,7 @@ class Handlers:
         device: str,
         seed: int,
         threads: int,
+        exam_threads: int,
         extra_bytes: int | None,
     ) -> dict[str, Any]:
         """Build the session and find the op's sites."""
@@ -96,7 +97,8 @@ class Handlers:
         from e2e import registry
         from e2e.schema.workload import Cell, Workload
 
-        torch.set_num_threads(threads)
+        torch.set_num_threads(exam_threads)
+        self.threads = threads
         torch._inductor.config.compile_threads = min(4, threads)
         if device != "cpu":
             _wake_cuda(device)
@@ -253,9 +255,12 @@ class Handlers:
     # arms
 
     def do_arena(self) -> None:
-        """Make the place where arms live; after `bind` when there is a candidate."""
+        """Make the place where arms live, with all threads; after `bind` when there is a candidate."""
+        import torch
+
         from e2e.arms import Arena, Bound, Candidate
 
+        torch.set_num_threads(self.threads)
         candidate = None
         adopted = {}
         usable = [site for site in self.sites if site.incompatible is None]

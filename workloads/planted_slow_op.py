@@ -41,9 +41,9 @@ class Smoothed(nn.Module):
 
 
 def build(model: nn.Module) -> nn.Module:
-    """Smooth a quarter of the channels before the MLP of the first decoder layer; small leaks keep the model itself."""
+    """Smooth half of the channels before the MLP of the first decoder layer; small leaks keep the model itself."""
     layer = model.model.layers[0]
     weight = layer.input_layernorm.weight
-    leak = torch.linspace(0.05, 0.25, weight.numel() // 4, device=weight.device).to(weight.dtype)
+    leak = torch.linspace(0.05, 0.25, weight.numel() // 2, device=weight.device).to(weight.dtype)
     layer.mlp = Smoothed(layer.mlp, leak)
     return model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import median
 
 from e2e import wording
 from e2e.arm_names import AS_SHIPPED, is_adopted
@@ -123,7 +124,8 @@ def _company_tells(case: Case) -> str | None:
 
 def _better_without(evidence: Evidence, opponent: str) -> str | None:
     """Whether the tournament, which the candidate's process held, let another path lose that wins without it."""
-    clean = {item.arm: item.step_s for item in evidence.clean_times}
+    last = [item for item in evidence.clean_times if item.worker is None] or evidence.clean_times
+    clean = {arm: median(i.step_s for i in last if i.arm == arm) for arm in {item.arm for item in last}}
     best = min(clean, key=lambda arm: clean[arm])
     if opponent in clean and clean[best] * NEAR < clean[opponent]:
         ratio = clean[opponent] / clean[best]

@@ -321,6 +321,8 @@ class CleanTime(Record):
 
     arm: str
     step_s: Annotated[Seconds, Field(gt=0)]
+    worker: int | None = None
+    """The worker after whose blocks it was timed; None: after all of them, beside the losers of the tournament."""
 
 
 class DeviceFacts(Record):

@@ -17,7 +17,7 @@ from e2e.schema.words import Mode, ReasonCode, Role, Stage
 from e2e.stages.check import arm_is_right, arm_names, begin_pilot, mode_problem, wait_for_caches
 from e2e.stages.course import Course
 from e2e.stages.memory import measure_memory
-from e2e.stages.timing import rough_step_s, run_block, warm_up
+from e2e.stages.timing import rough_step_s, run_block, segment_steps, warm_up
 from e2e.weighing import opponent_arm
 
 STAGE = Stage.SCREEN
@@ -195,7 +195,7 @@ def _match_headroom(course: Course) -> None:
         found = _collected(course, {}, [name])[name]
         course.learn(arms=[*course.evidence.arms, found])
         if found.status == "ok":
-            plan = dict.fromkeys((str(course.evidence.baseline), name), _verdict_steps(course, _chosen(course)[0]))
+            plan = dict.fromkeys((str(course.evidence.baseline), name), segment_steps(course, _chosen(course)[0]))
             for number in range(PILOT_BLOCKS, 2 * PILOT_BLOCKS):
                 _timed(course, course.pilot, plan, phase="pilot", worker_number=PILOT_WORKER, number=number)
             course.learn(arms=[_with_time(course, record) for record in course.evidence.arms])
@@ -254,7 +254,7 @@ def _ceiling(course: Course) -> None:
     if not fastest or baseline is None or course.pilot is None:
         return
     opponents = {baseline, opponent_arm(course.evidence, course.policy.decides) or baseline}
-    plan = dict.fromkeys((*sorted(opponents), *fastest), _verdict_steps(course, baseline))
+    plan = dict.fromkeys((*sorted(opponents), *fastest), segment_steps(course, baseline))
     _ceiling_blocks(course, course.pilot, plan, worker_number=PILOT_WORKER)
     seen = ceiling(course)
     if course.has_time and seen is not None and seen.upper_bound < 1 + course.policy.margin:
@@ -298,12 +298,6 @@ def _second_ceiling(course: Course, plan: dict[str, int]) -> None:
         warm_up(course, worker, plan, worker_number=CEILING_WORKER, stage=STAGE)
         _timed(course, worker, plan, phase=None, worker_number=CEILING_WORKER, number=0)
         _ceiling_blocks(course, worker, plan, worker_number=CEILING_WORKER)
-
-
-def _verdict_steps(course: Course, arm: str) -> int:
-    record = next(record for record in course.evidence.arms if record.name == arm)
-    assert record.step_s is not None
-    return steps_for(record.step_s, segment_s=course.policy.segment_s, min_steps=course.policy.min_steps)
 
 
 def ceiling(course: Course) -> Estimate | None:

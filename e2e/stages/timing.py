@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from e2e.errors import E2EError
 from e2e.measure.audit import Fingerprint
-from e2e.measure.schedule import Turn, block
+from e2e.measure.schedule import Turn, block, steps_for
 from e2e.processes import Worker, WorkerFault
 from e2e.schema.evidence import Allocations, Segment, Steadiness
 from e2e.schema.words import Stage
@@ -91,6 +91,13 @@ class Span:
     def seconds(self) -> Seconds:
         """Between the marks."""
         return (self.end_ns - self.start_ns) / 1e9
+
+
+def segment_steps(course: Course, arm: str) -> int:
+    """Counted steps of a segment, from the arm's pilot time; as few as may be where it has none."""
+    step_s = next((record.step_s for record in course.evidence.arms if record.name == arm), None)
+    least = course.policy.min_steps
+    return least if step_s is None else steps_for(step_s, segment_s=course.policy.segment_s, min_steps=least)
 
 
 def rough_step_s(course: Course, worker: Worker, arm: str, *, stage: Stage) -> Seconds:

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from statistics import median
 from typing import Any
 
 from e2e import stats, wording
-from e2e.arm_names import AS_SHIPPED, ArmName, is_adopted
-from e2e.errors import E2EError
+from e2e.arm_names import AS_SHIPPED, ArmName
 from e2e.measure.audit import Fingerprint, Replay, Tolerance, allowed_apart, conclude, disagreements
-from e2e.measure.schedule import steps_for
-from e2e.processes import Worker, WorkerFault
-from e2e.schema.evidence import CleanTime
-from e2e.schema.words import Mode, Outcome, Role, Stage
+from e2e.processes import Worker
+from e2e.schema.words import Outcome, Role, Stage
+from e2e.stages import clean
 from e2e.stages.course import Course
 from e2e.stages.screen import CEILING_WORKER, headroom_arms, record_of
-from e2e.stages.timing import clean_block, run_block, warm_up
+from e2e.stages.timing import run_block, segment_steps, warm_up
 from e2e.sweep import settled
-from e2e.units import Seconds
 from e2e.weighing import opponent_arm, weigh
 
 STAGE = Stage.VERDICT
@@ -34,7 +30,8 @@ def time_verdict(course: Course) -> None:
         return
     plan = _plan(course)
     blocks = _blocks(course, plan)
-    _ready_for_audit(course)
+    with course.spending("audit"):
+        own = clean.make_ready(course, plan)
     course.forget_fingerprints()
     looks = course.policy.looks
     spent = 0.0
@@ -43,105 +40,29 @@ def time_verdict(course: Course) -> None:
             course.learn(budget_exhausted=True)
             break
         start = time.monotonic()
-        _one_worker(course, plan, number=FIRST_WORKER + place, place=place, blocks=blocks)
+        number = FIRST_WORKER + place
+        _one_worker(course, plan, number=number, place=place, blocks=blocks)
+        with course.spending("audit"):
+            clean.time_beside(course, own, worker=number, blocks=max(1, course.policy.blocks // looks[0]))
         spent = max(spent, time.monotonic() - start)
         if place + 1 in looks and settled(course.evidence, course.policy, cells=course.cells):
             break
-    with course.spending("audit"):
-        _clean_times(course, plan)
-    course.finish(STAGE)
-
-
-def _clean_times(course: Course, plan: Mapping[str, int]) -> None:
-    """PyTorch's own arms timed once more in the process that never held the candidate, as far as the time allows.
-
-    A candidate can slow its opponents down in the processes it shares with them; it cannot reach this one.
-    """
-    assert course.clean is not None
-    arms = [arm for arm in _clean_arms(course, plan) if _prepared_clean(course, arm)]
-    course.crew.require(course.clean, "settle")
-    clean_plan = {arm: plan.get(arm) or _steps(course, arm) for arm in arms}
-    times: dict[str, list[Seconds]] = {arm: [] for arm in arms}
-    for number in range(-1, course.policy.blocks if arms else -1):
-        if course.deadline.left_s <= 0:
-            return
-        for arm, found in clean_block(course, course.clean, clean_plan).items():
-            times[arm] += found if number >= 0 else []
-    own = {arm: found for arm, found in times.items() if ArmName.parse(arm).role is Role.BASELINE}
-    course.learn(clean_times=[CleanTime(arm=arm, step_s=median(found)) for arm, found in own.items()])
-
-
-def _works_clean(course: Course, arm: str) -> bool:
-    """Whether a baseline that failed beside the candidate works without it: then it was made to fail."""
-    assert course.clean is not None
-    try:
-        course.clean.call("prepare", timeout_s=course.policy.budgets.compile_s, arm=arm)
-    except WorkerFault as fault:
-        if fault.kind != "raised":
-            raise E2EError(f"a process without the candidate failed: {fault.message}") from fault
-        return False
-    return True
-
-
-def _clean_arms(course: Course, plan: Mapping[str, int]) -> list[str]:
-    """Those of the plan, simplest first; a single one gets identical code to take turns with.
-
-    Before a gain is believed, also those that lost the tournament, which the candidate's process held: its own mode
-    first, then the fastest.
-    """
-    records = {arm.name: arm for arm in course.evidence.arms}
-    candidate = records[str(course.evidence.candidate)]
-    own = [arm for arm in records.values() if arm.role is Role.BASELINE and not is_adopted(arm.alternative)]
-    planned = sorted((arm for arm in own if arm.name in plan), key=lambda arm: arm.mode.rank)
-    names = [arm.name for arm in planned]
     row = weigh(course.evidence, course.policy).deciding
     if row is not None and row.outcome is Outcome.CONFIRMED:
-        losers = [arm for arm in own if arm.name not in plan and arm.status == "ok" and arm.step_s is not None]
-        losers.sort(key=lambda arm: (arm.mode is not candidate.mode, arm.step_s))
-        names += [arm.name for arm in losers]
-    return [*names, str(ArmName(Role.SHAM, Mode.EAGER))] if len(names) == 1 else names
-
-
-def _prepared_clean(course: Course, arm: str) -> bool:
-    """Whether the clean process has that arm; it may have to compile once more for it."""
-    assert course.clean is not None
-    first_s = next((record.first_step_s for record in course.evidence.arms if record.name == arm), None)
-    if arm == AS_SHIPPED or course.deadline.left_s < (first_s or 0.0):
-        return arm == AS_SHIPPED
-    try:
-        course.clean.call("prepare", timeout_s=course.policy.budgets.compile_s, arm=arm, profiled=False)
-    except WorkerFault as fault:  # a device that is full by now, for instance
-        course.learn(unseen=[*course.evidence.unseen, f"time of {arm} in a clean process: {fault.message}"])
-        return False
-    return True
-
-
-def _ready_for_audit(course: Course) -> None:
-    """The clean process gets the eager baseline too, so that a contaminated one can be told from it."""
-    assert course.clean is not None
-    course.crew.require(course.clean, "arena")
-    course.crew.require(course.clean, "prepare", arm=AS_SHIPPED)
-    failed = [arm for arm in course.evidence.arms if arm.role is Role.BASELINE and arm.status == "failed"]
-    own = [arm.name for arm in failed if not is_adopted(arm.alternative) and _works_clean(course, arm.name)]
-    course.learn(clean_works=own)
+        with course.spending("audit"):
+            clean.time_losers(course, own)
+    course.finish(STAGE)
 
 
 def _plan(course: Course) -> dict[str, int]:
     """Arms of every block and their counted steps, from baselines' pilot times only."""
     assert course.evidence.baseline is not None and course.evidence.candidate is not None
     strongest = ArmName.parse(course.evidence.baseline)
-    counted = _steps(course, course.evidence.baseline)
+    counted = segment_steps(course, course.evidence.baseline)
     plan = {course.evidence.baseline: counted, course.evidence.candidate: counted}
     plan[str(ArmName(Role.SHAM, strongest.mode, strongest.alternative))] = counted
     opponents = [opponent_arm(course.evidence, opponent) for opponent in course.policy.opponents]
-    return plan | {arm: _steps(course, arm) for arm in opponents if arm is not None and arm not in plan}
-
-
-def _steps(course: Course, arm: str) -> int:
-    """Counted steps of a segment, from the arm's pilot time; as few as may be where it has none."""
-    step_s = next((record.step_s for record in course.evidence.arms if record.name == arm), None)
-    least = course.policy.min_steps
-    return least if step_s is None else steps_for(step_s, segment_s=course.policy.segment_s, min_steps=least)
+    return plan | {arm: segment_steps(course, arm) for arm in opponents if arm is not None and arm not in plan}
 
 
 def _blocks(course: Course, plan: Mapping[str, int]) -> int:

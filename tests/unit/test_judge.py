@@ -214,6 +214,20 @@ def test_a_gain_no_larger_than_what_the_candidates_company_costs_the_baseline_is
     assert judged(large, clean_times=clean_times(large, ratio=1 / 1.06)).outcome is Outcome.CONFIRMED
 
 
+def test_each_worker_is_compared_with_the_clean_times_of_its_own_moment() -> None:
+    """A neighbour of a virtual machine slows everything down for a while: that is nobody's company."""
+    workers = sorted({s.worker for s in WIN})
+    slow = [s.model_copy(update={"seconds": 1.4 * s.seconds}) if s.worker == workers[0] else s for s in WIN]
+    paired = [
+        item.model_copy(update={"worker": worker, "step_s": item.step_s * (1.4 if worker == workers[0] else 1.0)})
+        for worker in workers
+        for item in clean_times(WIN)
+    ]
+    assert judged(slow, clean_times=paired).outcome is Outcome.CONFIRMED
+    late = [item.model_copy(update={"step_s": item.step_s / 1.3}) for item in paired]
+    assert headline(judged(slow, clean_times=late)) is ReasonCode.BASELINE_UNFAIR
+
+
 def test_a_gain_counts_only_if_pytorch_was_also_timed_without_the_candidate() -> None:
     verdict = judged(WIN, clean_times=[])
     assert (Outcome.INCONCLUSIVE, ReasonCode.BASELINE_UNFAIR) == (verdict.outcome, headline(verdict))
