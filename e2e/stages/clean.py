@@ -70,7 +70,7 @@ def _time(course: Course, arms: Sequence[str], *, worker: int | None, blocks: in
     assert course.clean is not None
     plan = {arm: segment_steps(course, arm) for arm in arms}
     times: dict[str, list[Seconds]] = {arm: [] for arm in arms}
-    for number in range(-1, blocks):
+    for number in range(-1, blocks if arms else -1):
         if course.deadline.left_s <= 0:
             return
         for arm, found in clean_block(course, course.clean, plan).items():
