@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch import library as lib
 
 from e2e.arm_names import ArmName
 from e2e.binding import registered
@@ -447,14 +448,14 @@ def _replay_compiled(site: Site, recorded: Tensor) -> Callable[..., Tensor]:
     return forward
 
 
-_TOUCH: list[torch.library.Library] = []
+_TOUCH: list[lib.Library] = []
 
 
 def _define_touch() -> None:
     if _TOUCH:
         return
-    library = torch.library.Library("e2e_headroom", "DEF")
-    library.define("touch(Tensor(a!) recorded, Tensor[] inputs) -> ()")
-    library.impl("touch", lambda recorded, inputs: None, "CompositeExplicitAutograd")
-    torch.library.register_fake("e2e_headroom::touch", lambda recorded, inputs: None, lib=library)
-    _TOUCH.append(library)
+    own = lib.Library("e2e_headroom", "DEF")
+    own.define("touch(Tensor(a!) recorded, Tensor[] inputs) -> ()")
+    own.impl("touch", lambda recorded, inputs: None, "CompositeExplicitAutograd")
+    lib.register_fake("e2e_headroom::touch", lambda recorded, inputs: None, lib=own)
+    _TOUCH.append(own)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import library as lib
 
 from e2e.protocols import Op
 
@@ -14,7 +15,7 @@ NO_BACKWARD = "e2e: this kernel has no backward"
 
 
 def registered(op: Op, kernel: Callable[..., Any], *, sha256: str, device: str) -> Any:
-    """The kernel as a `torch.library` op, opaque to the compiler but not a break in its graph.
+    """The kernel as an op registered with torch, opaque to the compiler but not a break in its graph.
 
     `define/impl` and not `custom_op`, whose wrapper costs several times more per call; no autograd formula,
     which would cost as much again even under no_grad. The name holds the kernel's hash, because a name can be
@@ -22,15 +23,15 @@ def registered(op: Op, kernel: Callable[..., Any], *, sha256: str, device: str) 
     """
     namespace = f"e2e_{sha256[:16]}"
     name = re.sub(r"\W", "_", op.name)
-    library = torch.library.Library(namespace, "FRAGMENT")
-    library.define(name + op.schema)
-    library.impl(name, _plain(kernel), device.partition(":")[0].upper())  # a dispatch key has no device number
-    torch.library.register_fake(f"{namespace}::{name}", op.fake, lib=library)
-    _KEPT.append(library)  # a library that is collected takes its op with it
+    own = lib.Library(namespace, "FRAGMENT")
+    own.define(name + op.schema)
+    own.impl(name, _plain(kernel), device.partition(":")[0].upper())  # a dispatch key has no device number
+    lib.register_fake(f"{namespace}::{name}", op.fake, lib=own)
+    _KEPT.append(own)  # a library that is collected takes its op with it
     return getattr(getattr(torch.ops, namespace), name).default
 
 
-_KEPT: list[torch.library.Library] = []
+_KEPT: list[lib.Library] = []
 
 
 def trainable(op: Op, kernel: Callable[..., Any], backward: str | None) -> Callable[..., Any]:

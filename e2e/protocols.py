@@ -111,7 +111,7 @@ class Op(Protocol):
     tensor_names: tuple[str, ...]
     scalar_names: tuple[str, ...]
     schema: str
-    """Arguments and returns in torch.library's language, without the name."""
+    """Arguments and returns as torch writes them for its operators, without the name."""
     alternatives: Mapping[str, Callable[..., Any]]
     """PyTorch paths a user could take today, by name; same call as the op."""
 

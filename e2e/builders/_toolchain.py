@@ -43,7 +43,7 @@ class TvmFfi:
     """The installed tvm-ffi package."""
 
     include: Path
-    library: Path
+    lib: Path
     """Folder that holds libtvm_ffi."""
     version: str
 

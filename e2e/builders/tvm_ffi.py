@@ -128,7 +128,7 @@ def _cpu_recipe(kernel: Kernel, target: BuildTarget) -> Recipe:
             "install its OpenMP runtime (libgomp, or libomp-dev for clang), then see `e2e doctor`"
         )
     own = ["-fno-gnu-unique"] if "clang" not in compiler.identity else []
-    library = str(package.library)
+    library = str(package.lib)
     argv = [
         *compiler.argv,
         *_BASE,
@@ -150,7 +150,7 @@ def _cpu_recipe(kernel: Kernel, target: BuildTarget) -> Recipe:
 def _cuda_recipe(kernel: Kernel, target: BuildTarget) -> Recipe:
     package = tvm_ffi()
     nvcc = nvcc_command(kernel, target)
-    library = str(package.library)
+    library = str(package.lib)
     argv = [
         *nvcc.argv,
         *("-shared", "-Xcompiler", "-fPIC,-fno-gnu-unique"),

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch import library as lib
 
 from e2e import registry
 from e2e.binding import registered
@@ -196,7 +197,7 @@ def test_a_kernel_of_this_op_passes_torchs_own_check_of_a_custom_op(name: str) -
         sha256=f"check{NAMES.index(name)}",
         device="cpu",
     )
-    torch.library.opcheck(function, (*call.tensors, *call.scalars), test_utils=("test_schema", "test_faketensor"))
+    lib.opcheck(function, (*call.tensors, *call.scalars), test_utils=("test_schema", "test_faketensor"))
 
 
 @every_op

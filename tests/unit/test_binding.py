@@ -62,7 +62,7 @@ def test_the_name_holds_the_kernels_hash() -> None:
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:3"])
 def test_a_kernel_can_be_registered_for_any_cuda_device(device: str) -> None:
-    """Sessions are opened on `cuda:0`; torch.library knows kinds of devices, not their numbers."""
+    """Sessions are opened on `cuda:0`; an op is registered for kinds of devices, not their numbers."""
     function = registered(OP, OP.reference, sha256=fresh_sha256(), device=device)
     x, weight = inputs()
     assert function(x.to("meta"), weight.to("meta"), 1e-6).shape == x.shape
