@@ -1,5 +1,5 @@
 # One command each: `make demo`, `make demo-win`, `make test`; `make check` runs what CI runs;
-# `make calibrate` puts the decision code to the bounds of docs/calibration.md (about ten minutes on two cores).
+# `make calibrate` puts the decision code to the bounds of docs/calibration.md (about twenty minutes on two cores).
 # torch comes first, in the version that is tested; `make TORCH=...` takes another, or pip options before it.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0

@@ -11,7 +11,7 @@ from typing import TypeVar
 from e2e import stats, wording
 from e2e.arm_names import AS_SHIPPED, ArmName
 from e2e.judge import judge
-from e2e.measure.audit import Fingerprint, Replay, Tolerance, allowed_apart, conclude, disagreements
+from e2e.measure.audit import Fingerprint, Replay, Tolerance, agreement, conclude
 from e2e.schema.evidence import Allocations, ArmRecord, Audit, CleanTime, Evidence, Segment, Steadiness
 from e2e.schema.policy import Policy
 from e2e.schema.selftest import Catch, Effect, FalseAlarm, NoiseFloor, Resolvable, Trial
@@ -158,9 +158,8 @@ def _audit(timed: Timed, parts: Mapping[str, str], base: Evidence, dtype: str) -
 
 def compared(digests: Mapping[tuple[str, int], Fingerprint], base: Evidence, *, dtype: str) -> dict[str, object]:
     """Fields of an audit: the candidate's timed outputs against the baseline's on the same input."""
-    allowed = allowed_apart(base.model_check.error_baseline if base.model_check else None, dtype)
-    wrong, count = disagreements(digests, candidate=CANDIDATE, baseline=AS_SHIPPED, allowed=allowed)
-    return {"steps_compared": count, "disagreements": [f"{CANDIDATE}: {wrong} of {count}"] if wrong else []}
+    rounding = base.model_check.error_baseline if base.model_check else None
+    return agreement(digests, candidate=CANDIDATE, baseline=AS_SHIPPED, rounding=rounding, dtype=dtype)
 
 
 def true_speedup(timed: Timed, scene: Scene) -> Ratio:

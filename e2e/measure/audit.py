@@ -112,6 +112,20 @@ def disagreements(
     return sum(not theirs.distance(mine) <= allowed for mine, theirs in pairs), len(pairs)
 
 
+def agreement(
+    committed: Mapping[tuple[str, int], Fingerprint],
+    *,
+    candidate: str,
+    baseline: str,
+    rounding: float | None,
+    dtype: str,
+) -> dict[str, Any]:
+    """`disagreements` as fields of an Audit; `rounding` is the baseline's own error in the model check."""
+    allowed = allowed_apart(rounding, dtype)
+    wrong, count = disagreements(committed, candidate=candidate, baseline=baseline, allowed=allowed)
+    return {"steps_compared": count, "disagreements": [f"{candidate}: {wrong} of {count}"] if wrong else []}
+
+
 def conclude(
     replays: Sequence[Replay], *, run: int, committed: int, baseline: str | None, tolerance: Tolerance
 ) -> Audit:

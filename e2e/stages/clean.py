@@ -44,11 +44,6 @@ _TWIN = str(ArmName(Role.SHAM, Mode.EAGER))
 """Identical code, for an arm that would otherwise have none to take turns with."""
 
 
-def time_beside(course: Course, arms: Sequence[str], *, worker: int, blocks: int) -> None:
-    """A few blocks after a worker's own, so that both met the machine as it was then."""
-    _time(course, arms, worker=worker, blocks=blocks)
-
-
 def time_losers(course: Course, arms: Sequence[str]) -> None:
     """Before a gain is believed: those of the plan beside those that lost the tournament, which the candidate's
     process held; its own mode first, then the fastest.
@@ -58,15 +53,15 @@ def time_losers(course: Course, arms: Sequence[str]) -> None:
     lost.sort(key=lambda arm: (arm.mode is not candidate.mode, arm.step_s))
     names = [arm.name for arm in lost if _is_prepared_in_time(course, arm)]
     if names:
-        _time(course, [*arms, *names], worker=None, blocks=course.policy.blocks)
+        time_arms(course, [*arms, *names], worker=None, blocks=course.policy.blocks)
 
 
 def _own(course: Course) -> list[ArmRecord]:
     return [arm for arm in course.evidence.arms if arm.role is Role.BASELINE and not is_adopted(arm.alternative)]
 
 
-def _time(course: Course, arms: Sequence[str], *, worker: int | None, blocks: int) -> None:
-    """One discarded block, then the counted ones."""
+def time_arms(course: Course, arms: Sequence[str], *, worker: int | None, blocks: int) -> None:
+    """One discarded block, then the counted ones; right after a worker's own, both met the machine as it was then."""
     assert course.clean is not None
     plan = {arm: segment_steps(course, arm) for arm in arms}
     times: dict[str, list[Seconds]] = {arm: [] for arm in arms}

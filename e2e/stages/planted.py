@@ -243,7 +243,7 @@ def _block(course: Course, worker: Worker, plan: Mapping[str, int], *, number: i
         course,
         worker,
         plan,
-        phase=None if block < 0 else "verdict",
+        phase="verdict",
         worker_number=number,
         block_number=block,
         stage=Stage.VERDICT,

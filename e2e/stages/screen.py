@@ -26,7 +26,8 @@ PILOT_BLOCKS = 2
 """Mirrored blocks of all arms; they choose the modes and are part of no interval."""
 PILOT_SEGMENT_S = 0.1
 AUTOTUNE_COST = 4.0
-"""Compiling with max-autotune over compiling without, roughly; it times many variants of every large kernel."""
+"""Compiling with max-autotune over compiling without: assumed, not measured; it times many variants of every large
+kernel."""
 AUTOTUNE_SHARE = 0.2
 """Of the time left, the most that tuning may take: the verdict needs the rest."""
 NEAR = 1.05
@@ -296,7 +297,7 @@ def _second_ceiling(course: Course, plan: dict[str, int]) -> None:
             for name in plan:
                 course.crew.require(worker, "prepare", timeout_s=course.policy.budgets.compile_s, arm=name)
         warm_up(course, worker, plan, worker_number=CEILING_WORKER, stage=STAGE)
-        _timed(course, worker, plan, phase=None, worker_number=CEILING_WORKER, number=0)
+        _timed(course, worker, plan, phase="ceiling", worker_number=CEILING_WORKER, number=-1)
         _ceiling_blocks(course, worker, plan, worker_number=CEILING_WORKER)
 
 

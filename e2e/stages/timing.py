@@ -23,12 +23,12 @@ def run_block(
     worker: Worker,
     plan: Mapping[str, int],
     *,
-    phase: Phase | None,
+    phase: Phase,
     worker_number: int,
     block_number: int,
     stage: Stage,
 ) -> None:
-    """One mirrored block of all arms in `plan`; with `phase=None` it only warms up.
+    """One mirrored block of all arms in `plan`; one with a number below 0 only warms up.
 
     Raises:
         CandidateFault: the process that holds the candidate died or hung.
@@ -37,8 +37,8 @@ def run_block(
     segments = []
     with course.spending("timed"):
         for turn in turns:
-            span = _segment(course, worker, turn, stage=stage, keep=phase is not None)
-            if phase is not None:
+            span = _segment(course, worker, turn, stage=stage, keep=block_number >= 0)
+            if block_number >= 0:
                 clock_hz, throttled = course.watch.during(span.start_ns, span.end_ns)
                 segments.append(
                     Segment(

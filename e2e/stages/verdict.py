@@ -8,7 +8,7 @@ from typing import Any
 
 from e2e import stats, wording
 from e2e.arm_names import AS_SHIPPED, ArmName
-from e2e.measure.audit import Fingerprint, Replay, Tolerance, allowed_apart, conclude, disagreements
+from e2e.measure.audit import Fingerprint, Replay, Tolerance, agreement, conclude
 from e2e.processes import Worker
 from e2e.schema.words import Outcome, Role, Stage
 from e2e.stages import clean
@@ -43,7 +43,7 @@ def time_verdict(course: Course) -> None:
         number = FIRST_WORKER + place
         _one_worker(course, plan, number=number, place=place, blocks=blocks)
         with course.spending("audit"):
-            clean.time_beside(course, own, worker=number, blocks=max(1, course.policy.blocks // looks[0]))
+            clean.time_arms(course, own, worker=number, blocks=max(1, course.policy.blocks // looks[0]))
         spent = max(spent, time.monotonic() - start)
         if place + 1 in looks and settled(course.evidence, course.policy, cells=course.cells):
             break
@@ -105,7 +105,7 @@ def _one_worker(course: Course, plan: dict[str, int], *, number: int, place: int
                 course,
                 worker,
                 plan,
-                phase=None if block < 0 else "verdict",
+                phase="verdict",
                 worker_number=number,
                 block_number=block,
                 stage=STAGE,
@@ -151,20 +151,15 @@ def _audit(course: Course, plan: dict[str, int]) -> None:
         baseline=course.evidence.baseline,
         tolerance=_tolerance(course),
     )
-    course.learn(audit=found.model_copy(update=_agreement(course)))
-
-
-def _agreement(course: Course) -> dict[str, Any]:
-    """Every timed step of the candidate against the baseline's answer to the same input."""
-    model, candidate = course.evidence.model_check, str(course.evidence.candidate)
-    wrong, count = disagreements(
+    model = course.evidence.model_check
+    same = agreement(
         course.digests,
-        candidate=candidate,
+        candidate=str(course.evidence.candidate),
         baseline=str(course.evidence.baseline),
-        allowed=allowed_apart(model.error_baseline if model else None, course.crew.cell.dtype),
+        rounding=model.error_baseline if model else None,
+        dtype=course.crew.cell.dtype,
     )
-    lines = [f"{candidate}: {wrong} of {count}"] if wrong else []
-    return {"steps_compared": count, "disagreements": lines}
+    course.learn(audit=found.model_copy(update=same))
 
 
 def _tolerance(course: Course) -> Tolerance:

@@ -12,7 +12,7 @@ from e2e.crew import Deadline
 from e2e.measure.schedule import SeedSource
 from e2e.processes import WorkerFault
 from e2e.schema.evidence import Evidence
-from e2e.stages.clean import make_ready, time_beside, time_losers
+from e2e.stages.clean import make_ready, time_arms, time_losers
 from e2e.stages.course import Course
 from tests.fakes import ALTERNATIVE, CANDIDATE, EAGER, STEP_S, arm, arms, evidence, policy
 
@@ -103,7 +103,7 @@ def test_a_clean_process_that_ends_is_no_candidates_fault() -> None:
 def test_times_are_medians_without_the_first_block_and_without_identical_code() -> None:
     worker = CleanWorker(**{EAGER: 0.02})
     made = course(worker, evidence())
-    time_beside(made, [EAGER, TWIN], worker=7, blocks=2)
+    time_arms(made, [EAGER, TWIN], worker=7, blocks=2)
     assert [(item.arm, item.worker, item.step_s) for item in made.evidence.clean_times] == [
         (EAGER, 7, pytest.approx(0.02))
     ]
@@ -112,9 +112,9 @@ def test_times_are_medians_without_the_first_block_and_without_identical_code() 
 
 def test_without_arms_or_time_nothing_is_timed() -> None:
     made = course(CleanWorker(), evidence())
-    time_beside(made, [], worker=7, blocks=2)
+    time_arms(made, [], worker=7, blocks=2)
     late = course(CleanWorker(), evidence(), left_s=0.0)
-    time_beside(late, [EAGER], worker=7, blocks=2)
+    time_arms(late, [EAGER], worker=7, blocks=2)
     assert made.evidence.clean_times == late.evidence.clean_times == []
 
 
