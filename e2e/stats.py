@@ -15,14 +15,10 @@ from typing import NamedTuple
 from e2e.schema.evidence import Segment
 from e2e.schema.policy import MOST_WORKERS, Policy
 from e2e.schema.verdict import Estimate
-from e2e.units import Ratio, Seconds
+from e2e.units import MAD_TO_SD, MEDIAN_COST, Ratio, Seconds
 
 FEW_WORKERS = 5
 """Fewer workers than this give no useful t-interval over workers. Source: METHOD.md B5.6 and B8."""
-_MEDIAN_COST = math.sqrt(math.pi / 2)
-"""Standard error of a median over that of a mean, for normal noise."""
-_MAD_TO_SD = 1.4826
-"""Median absolute deviation to standard deviation, for normal noise."""
 
 
 class Interval(NamedTuple):
@@ -219,7 +215,7 @@ def block_sd(contrasts: Mapping[int, Sequence[float]]) -> float | None:
         return None
     # Each worker's own median was fitted to its blocks.
     correction = math.sqrt(len(residuals) / (len(residuals) - len(many)))
-    return _MAD_TO_SD * correction * median(residuals)
+    return MAD_TO_SD * correction * median(residuals)
 
 
 def blocks_for(block_sd: float, policy: Policy) -> int:
@@ -235,7 +231,7 @@ def blocks_for(block_sd: float, policy: Policy) -> int:
         raise ValueError("a standard deviation is finite and not negative")
     look = policy.looks[0]
     target = math.log1p(policy.margin) / 2 * math.sqrt(look) / t_quantile((1 + policy.level) / 2, look - 1)
-    needed = math.ceil((_MEDIAN_COST * block_sd / target) ** 2)
+    needed = math.ceil((MEDIAN_COST * block_sd / target) ** 2)
     return min(max(needed, policy.blocks), policy.max_blocks)
 
 

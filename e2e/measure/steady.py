@@ -7,15 +7,12 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
-from e2e.units import Ratio, Seconds
+from e2e.units import MAD_TO_SD, MEDIAN_COST, Ratio, Seconds
 
 WINDOW = 5
 """Steps of which a median is taken."""
 STILL = 0.01
 """Relative change between the medians of two windows below which nothing moves. Source: METHOD.md B5.7."""
-_MAD_TO_SD = 1.4826
-_MEDIAN_COST = math.sqrt(math.pi / 2)
-"""Standard error of a median over that of a mean, for normal noise."""
 
 
 def until_steady(
@@ -59,5 +56,5 @@ def _change(earlier: Sequence[Seconds], later: Sequence[Seconds]) -> tuple[Ratio
         return None, 0.0
     first, last = median(earlier), median(later)
     scatter = [abs(value - first) for value in earlier] + [abs(value - last) for value in later]
-    error = _MEDIAN_COST * _MAD_TO_SD * median(scatter) * math.sqrt(2 / WINDOW)
+    error = MEDIAN_COST * MAD_TO_SD * median(scatter) * math.sqrt(2 / WINDOW)
     return abs(last - first) / first, 2 * error / first

@@ -3,6 +3,8 @@ from __future__ import annotations
 import pytest
 
 from e2e.judge import judge
+from e2e.schema.evidence import StageEnd
+from e2e.schema.words import Stage
 from e2e.sizing import OVERHEAD, presized, repeat_seconds, worker_seconds, workers_to_decide
 from tests import results
 from tests.fakes import evidence, policy, timed
@@ -29,6 +31,13 @@ def test_a_workers_time_is_its_timed_segments_and_the_overhead() -> None:
     expected = OVERHEAD * sum(segment.seconds for segment in segments) / 5
     assert worker_seconds(STRADDLE) == pytest.approx(expected)
     assert worker_seconds(evidence()) is None
+
+
+def test_where_the_stages_are_known_a_workers_time_is_what_it_really_took() -> None:
+    ends = [StageEnd(stage=Stage.SCREEN, seconds=56.0), StageEnd(stage=Stage.VERDICT, seconds=221.0)]
+    seen = STRADDLE.model_copy(update={"stage_ends": ends})
+    assert worker_seconds(seen) == pytest.approx(33.0)
+    assert worker_seconds(seen.model_copy(update={"workers_finished": 0})) == worker_seconds(STRADDLE)
 
 
 def test_a_repeat_gets_the_time_of_the_run_and_of_the_workers_beyond_it() -> None:
