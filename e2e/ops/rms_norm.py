@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from e2e.ops._mistakes import without_last_row
+from e2e.ops._sites import InModules
 from e2e.protocols import OpCall, Site
 
 _EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps")
 
 
-class RmsNorm:
+class RmsNorm(InModules):
     """y = x / sqrt(mean(x^2) + eps) * weight, over the last dimension.
 
     Shapes:
@@ -56,30 +57,12 @@ class RmsNorm:
             problem = f"no epsilon was found under {', '.join(_EPS_NAMES)}"
         return Site(fqn, module, {"eps": eps}, problem)
 
-    def call_of(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> OpCall:
-        """`forward(x)` means rms_norm(x, self.weight, eps)."""
-        x = args[0] if args else next(iter(kwargs.values()))
-        return OpCall((x, site.module.weight), (site.scalars["eps"],))
-
-    def forward_with(self, site: Site, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A forward that calls `function(x, weight, eps)`."""
-        eps = site.scalars["eps"]
-
-        def forward(self: nn.Module, hidden_states: Tensor) -> Any:
-            return function(hidden_states, self.weight, eps)
-
-        return forward
-
     def reference(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Plain maths in the precision it is given; float64 is the trusted one."""
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 
     def allocate(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """An uninitialised y."""
-        return torch.empty_like(x)
-
-    def fake(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Shape, strides and dtype of y."""
         return torch.empty_like(x)
 
     def dims(self, call: OpCall) -> dict[str, int | str]:
