@@ -148,6 +148,14 @@ class Op(Protocol):
         """Named dimensions and `dtype` of one call, for constraints and launches."""
         ...
 
+    def example(self, dtype: str, device: str, seed: int) -> OpCall:
+        """A typical call with drawn values, for a check without a workload.
+
+        Raises:
+            UsageError: the op has no calls apart from a model's.
+        """
+        ...
+
     def edge_calls(self, call: OpCall, seed: int) -> Iterable[tuple[str, OpCall]]:
         """Named hard inputs of the same kind as `call`."""
         ...

@@ -88,6 +88,11 @@ class Gated:
         hidden = int(gate.shape[-1])
         return {"rows": gate.numel() // max(1, hidden), "hidden": hidden, "dtype": name_of(gate.dtype)}
 
+    def example(self, dtype: str, device: str, seed: int) -> OpCall:
+        """Two projections of a model's width."""
+        draw = Draw.of(dtype, device, seed)
+        return OpCall((draw.made(draw.normal(4, 64, 1024)), draw.made(draw.normal(4, 64, 1024))), ())
+
     def edge_calls(self, call: OpCall, seed: int) -> Iterable[tuple[str, OpCall]]:
         """Both tails of the activation, its bend, few rows, and halves of one projection (not contiguous)."""
         gate = call.tensors[0]

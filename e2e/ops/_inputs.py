@@ -13,6 +13,11 @@ class Draw:
         self._generator = torch.Generator().manual_seed(seed)
         self._like = like
 
+    @classmethod
+    def of(cls, dtype: str, device: str, seed: int) -> Draw:
+        """For calls that nobody captured."""
+        return cls(seed, torch.empty(0, dtype=getattr(torch, dtype), device=device))
+
     def normal(self, *shape: int) -> Tensor:
         """Standard normal values, in float64 on the host."""
         return torch.randn(*shape, generator=self._generator, dtype=torch.float64)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from e2e.errors import UsageError
 from e2e.ops._mistakes import without_last_row
 from e2e.ops._sites import takes_one_tensor
 from e2e.protocols import OpCall, Site
@@ -100,6 +101,14 @@ class ModuleOp:
             "hidden": hidden,
             "dtype": str(x.dtype).removeprefix("torch."),
         }
+
+    def example(self, dtype: str, device: str, seed: int) -> OpCall:
+        """None: a module's calls come from its model.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(f"{self.name} is what some model's module computes: check it with a workload")
 
     def edge_calls(self, call: OpCall, seed: int) -> Iterable[tuple[str, OpCall]]:
         """The captured shape with other values: nothing else is known to be legal for an unknown module."""

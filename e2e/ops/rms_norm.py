@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from e2e.ops._inputs import Draw
 from e2e.ops._mistakes import without_last_row
 from e2e.ops._sites import InModules
 from e2e.protocols import OpCall, Site
@@ -75,18 +76,17 @@ class RmsNorm(InModules):
             "dtype": str(x.dtype).removeprefix("torch."),
         }
 
+    def example(self, dtype: str, device: str, seed: int) -> OpCall:
+        """Rows of a model's width, with weights around one."""
+        draw = Draw.of(dtype, device, seed)
+        return OpCall((draw.made(draw.normal(4, 64, 1024)), draw.made(1 + 0.2 * draw.normal(1024))), (1e-5,))
+
     def edge_calls(self, call: OpCall, seed: int) -> Iterable[tuple[str, OpCall]]:
         """Hard inputs at the call's width: values that hide bugs at other scales, layouts, and few rows."""
         x = call.tensors[0]
         (eps,) = call.scalars
-        generator = torch.Generator().manual_seed(seed)
-        hidden = x.shape[-1]
-
-        def draw(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-        def make(values: Tensor) -> Tensor:
-            return values.to(device=x.device, dtype=x.dtype)
+        hidden, drawn = x.shape[-1], Draw(seed, x)
+        draw, make = drawn.normal, drawn.made
 
         # Trained norms can have weights near one value, and fresh ones are all ones: an ignored weight must show.
         strange = make(draw(hidden) + 1.5)

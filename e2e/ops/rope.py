@@ -89,17 +89,20 @@ class Rope:
             "dtype": name_of(q.dtype),
         }
 
+    def example(self, dtype: str, device: str, seed: int) -> OpCall:
+        """Heads as projections leave them, at positions from 0."""
+        draw = Draw.of(dtype, device, seed)
+        heads = (draw.made(draw.normal(2, 64, count, 64)).transpose(1, 2) for count in (8, 2))
+        return OpCall((next(heads), next(heads), *_angles(draw, 2, 64, 64, first=0)), ())
+
     def edge_calls(self, call: OpCall, seed: int) -> Iterable[tuple[str, OpCall]]:
         """One position, odd lengths, positions far out, rows at other positions, halves that differ, other layouts."""
         q, k, cos, _ = call.tensors
         (_, heads, _, size), kv_heads, turning = q.shape, k.shape[1], cos.shape[-1]
         draw = Draw(seed, q)
 
-        def angles(batch: int, sequence: int, first: int) -> tuple[Tensor, Tensor]:
-            speed = 10000.0 ** (-torch.arange(turning // 2, dtype=torch.float64) / max(1, turning // 2))
-            angle = torch.arange(first, first + sequence, dtype=torch.float64)[:, None] * speed
-            both = torch.cat([angle, angle], -1).expand(batch, sequence, turning).contiguous()
-            return draw.made(both.cos()), draw.made(both.sin())
+        def angles(batch: int, sequence: int, first: int) -> Pair:
+            return _angles(draw, batch, sequence, turning, first=first)
 
         def heads_of(batch: int, sequence: int) -> Pair:
             """Laid out as projections leave them: (B, S, H, D) in memory."""
@@ -149,6 +152,13 @@ class Rope:
             return torch.cat([made, x[..., cos.shape[-1] :]], -1)
 
         return turned(q), turned(k)
+
+
+def _angles(draw: Draw, batch: int, sequence: int, size: int, *, first: int) -> Pair:
+    speed = 10000.0 ** (-torch.arange(size // 2, dtype=torch.float64) / max(1, size // 2))
+    angle = torch.arange(first, first + sequence, dtype=torch.float64)[:, None] * speed
+    both = torch.cat([angle, angle], -1).expand(batch, sequence, size).contiguous()
+    return draw.made(both.cos()), draw.made(both.sin())
 
 
 def _late(angles: Tensor) -> Tensor:

@@ -304,6 +304,19 @@ def test_edge_inputs_have_names_of_their_own_and_the_calls_dtype(name: str) -> N
         assert not any(bool(torch.isnan(tensor).any()) for tensor in floats)
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if ":" not in name])
+@every_dtype
+def test_the_example_is_a_call_like_those_of_a_model(name: str, dtype: torch.dtype) -> None:
+    found = sample(name, dtype)
+    call, again, other = (found.op.example(str(dtype).removeprefix("torch."), "cpu", seed) for seed in (1, 1, 2))
+    assert [type(item) for item in call.scalars] == [type(item) for item in found.captured[0][1].scalars]
+    assert all(torch.equal(a, b) for a, b in zip(tensors_of(call), tensors_of(again), strict=True))
+    assert any(not torch.equal(a, b) for a, b in zip(tensors_of(call), tensors_of(other), strict=True))
+    rounded = [item.to(dtype) if item.is_floating_point() else item for item in exact(found.op, call)]
+    plain = found.op.reference(*call.tensors, *call.scalars)
+    assert judge_outputs(rounded, plain, exact(found.op, call), ratio=RATIO)[0] is None
+
+
 @every_op
 def test_edge_inputs_follow_the_seed(name: str) -> None:
     """Known values could be recognised; the same seed must give two processes the same ones."""
