@@ -173,6 +173,9 @@ def selftest(
         str, typer.Argument(metavar="WORKLOAD", help="Workload file, or a shipped name.")
     ] = "tiny_llama_infer",
     runs: Annotated[int, typer.Option(metavar="N", min=1, help="Runs of planted times.")] = 20,
+    op: Annotated[
+        list[str] | None, typer.Option(metavar="OP", help="Plant kernels of this op only; may be repeated.")
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a workload field.")
     ] = None,
@@ -202,7 +205,7 @@ def selftest(
         command=("e2e", *context.obj),
     )
     with contextlib.closing(for_people(sys.stderr)) as progress:
-        report = own.selftest(request, runs=runs, progress=progress)
+        report = own.selftest(request, runs=runs, ops=tuple(op or ()), progress=progress)
     _emit(report.model_dump_json(indent=1) + "\n" if as_json else printed(tell(report)))
     return own.exit_code(report)
 

@@ -16,6 +16,7 @@ from e2e.builders.planted import REFERENCE
 from e2e.cache import cache_folder
 from e2e.configuration import load_policy, load_workload
 from e2e.errors import INTERNAL_FAULT, INTERRUPTED, UsageError
+from e2e.formats._names import check_op
 from e2e.measure.devices import find_device, reserved
 from e2e.measure.machine import Watch
 from e2e.pipeline import SEED_SPACE, course_of
@@ -53,14 +54,18 @@ class Findings:
     unseen: list[str] = field(default_factory=list)
 
 
-def selftest(request: Request, *, runs: int, progress: Progress) -> SelftestReport:
+def selftest(request: Request, *, runs: int, progress: Progress, ops: tuple[str, ...] = ()) -> SelftestReport:
     """Planted kernels, then runs of planted times until there are `runs` of them or the time is over; stores it.
+
+    Kernels are planted for `ops`, or where none is named for every op that occurs in the workload.
 
     Raises:
         UsageError: the caller's mistake.
         EnvironmentFault: this machine cannot run it.
     """
     started = time.monotonic()
+    for name in ops:
+        check_op(name)
     loaded = load(request)
     cell = cells_of(loaded.workload.workload)[0]
     findings, interrupted = Findings(), False
@@ -69,7 +74,7 @@ def selftest(request: Request, *, runs: int, progress: Progress) -> SelftestRepo
     try:
         with reserved(loaded.device, cache_folder() / "locks", progress.note):
             course.crew.start()
-            _collect(course, findings, runs)
+            _collect(course, findings, runs, ops)
     except KeyboardInterrupt:
         interrupted = True
         if findings.base is None:  # nothing is known, not even the device
@@ -108,14 +113,16 @@ def load(request: Request) -> Loaded:
     return Loaded(request, workload, policy, kernel, device, seed)
 
 
-def _collect(course: Course, findings: Findings, runs: int) -> None:
-    for op in registry.names("ops"):
-        if op != ANY_MODULE:
-            _try_op(course, findings, op)
+def _collect(course: Course, findings: Findings, runs: int, ops: tuple[str, ...]) -> None:
+    for op in ops or [name for name in registry.names("ops") if name != ANY_MODULE]:
+        _try_op(course, findings, op)
     base = findings.base
     if base is None or base.evidence.engagement is None:
-        raise UsageError(f"no op of `e2e list ops` occurs in {course.crew.workload.path.name}: choose another workload")
-    _try_op(course, findings, f"{ANY_MODULE}:{base.evidence.engagement.sites[0].owner}")
+        wanted = ", ".join(ops) or "no op of `e2e list ops`"
+        problem = "does not occur" if ops else "occurs"
+        raise UsageError(f"{wanted} {problem} in {course.crew.workload.path.name}: choose another workload")
+    if not ops:
+        _try_op(course, findings, f"{ANY_MODULE}:{base.evidence.engagement.sites[0].owner}")
     course.progress.stage("selftest", "kernels that turn wrong while they are timed")
     findings.catches += late_catches(base)
     course.progress.stage("selftest", "the step alone")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from e2e.protocols import BuildTarget, Built, Op
+from e2e.protocols import BuildTarget, Built, Op, outputs_of
 from e2e.schema.kernel import Kernel
 
 REFERENCE = "reference"
@@ -34,8 +34,8 @@ class PlantedBuilder:
 
 def _rounded_reference(op: Op) -> Callable[..., Any]:
     def kernel(*call: Any) -> Any:
-        dtype = next(item.dtype for item in call if _is_real(item))
-        return op.reference(*(item.double() if _is_real(item) else item for item in call)).to(dtype)
+        made = op.reference(*(item.double() if _is_real(item) else item for item in call))
+        return _each(made, lambda item, own: own.copy_(item), op.allocate(*call))
 
     return kernel
 
@@ -45,6 +45,13 @@ def _is_real(item: Any) -> bool:
     return hasattr(item, "is_floating_point") and bool(item.is_floating_point())
 
 
+def _each(outputs: Any, change: Callable[..., Any], *beside: Any) -> Any:
+    """Outputs changed one by one, each with its like beside it: a tensor stays a tensor, a tuple a tuple."""
+    rows = zip(outputs_of(outputs), *(outputs_of(other) for other in beside), strict=True)
+    made = tuple(change(*row) for row in rows)
+    return made if isinstance(outputs, tuple) else made[0]
+
+
 def _remembers(exact: Callable[..., Any]) -> Callable[..., Any]:
     """Gives its first answer to every later input of the same shape."""
     known: dict[Any, Any] = {}
@@ -52,7 +59,7 @@ def _remembers(exact: Callable[..., Any]) -> Callable[..., Any]:
     def kernel(x: Any, *rest: Any) -> Any:
         if x.shape not in known:
             known[x.shape] = exact(x, *rest)
-        return known[x.shape].clone()
+        return _each(known[x.shape], lambda item: item.clone())
 
     return kernel
 
@@ -98,7 +105,9 @@ def _reuses_output(exact: Callable[..., Any]) -> Callable[..., Any]:
 
     def kernel(x: Any, *rest: Any) -> Any:
         output = exact(x, *rest)
-        return kept.setdefault(x.shape, output.clone()).copy_(output)
+        if x.shape not in kept:
+            kept[x.shape] = _each(output, lambda item: item.clone())
+        return _each(kept[x.shape], lambda item, new: item.copy_(new), output)
 
     return kernel
 
@@ -108,7 +117,9 @@ def _leaves_nan(exact: Callable[..., Any]) -> Callable[..., Any]:
 
     def kernel(x: Any, *rest: Any) -> Any:
         output = exact(x, *rest)
-        output.reshape(-1)[-1:] = float("nan")
+        first = outputs_of(output)[0]
+        if first.numel():
+            first[(-1,) * first.dim()] = float("nan")
         return output
 
     return kernel
