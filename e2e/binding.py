@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,36 +34,53 @@ def registered(op: Op, kernel: Callable[..., Any], *, sha256: str, device: str) 
 _KEPT: list[lib.Library] = []
 
 
-def trainable(op: Op, kernel: Callable[..., Any], backward: str | None) -> Callable[..., Any]:
-    """The kernel with a backward, or with one that raises.
+def trainable(op: Op, kernel: Callable[..., Any], *, borrowed: bool = False) -> Callable[..., Any]:
+    """The kernel with its own backward, with the op's (`borrowed`), or with one that raises.
 
     Without this, an op that records no gradient trains silently: same loss, most parameters without a gradient,
     and a step that looks far faster.
     """
+    own = getattr(kernel, "backward", None)
+    saving: Callable[..., Any] = kernel.saving if own is not None else lambda *args: (kernel(*args), ())  # type: ignore[attr-defined]
 
     class Trained(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *args: Any) -> Any:
-            ctx.save_for_backward(*[item for item in args if isinstance(item, torch.Tensor)])
+            output, saved = saving(*args)
+            tensors = [item for item in args if isinstance(item, torch.Tensor)]
+            ctx.save_for_backward(*tensors, *saved)
+            ctx.count = len(tensors)
             ctx.call = [None if isinstance(item, torch.Tensor) else (item,) for item in args]
-            return kernel(*args)
+            return output
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
-            if backward != "reference":
+            tensors, saved = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+            given = iter(tensors)
+            call = [next(given) if item is None else item[0] for item in ctx.call]
+            if borrowed:
+                return _borrowed(op, call, gradients)
+            if own is None:
                 raise RuntimeError(NO_BACKWARD)
-            # in float32 at least: the rounding of a borrowed backward is not the kernel's to answer for
-            with torch.enable_grad():
-                saved = iter([_wider(tensor) for tensor in ctx.saved_tensors])
-                call = [next(saved) if item is None else item[0] for item in ctx.call]
-                needed = [item for item in call if isinstance(item, torch.Tensor) and item.requires_grad]
-                outputs = outputs_of(op.reference(*call))
-                found = iter(torch.autograd.grad(outputs, needed, [_wider(item).detach() for item in gradients]))
-            own = iter(ctx.saved_tensors)
-            return tuple(_gradient(item, next(own), found) if _is_tensor(item) else None for item in call)
+            count = len(op.tensor_names)
+            found = own(gradients, call[:count], saved)
+            return (*found, *(None for _ in call[count:]))
 
     function: Callable[..., Any] = Trained.apply
     return function
+
+
+def _borrowed(op: Op, call: list[Any], gradients: Sequence[Any]) -> tuple[Any, ...]:
+    """Gradients of the op's maths, in float32 at least: its rounding is not the kernel's to answer for."""
+    with torch.enable_grad():
+        wide = [_wider(item) if isinstance(item, torch.Tensor) else item for item in call]
+        needed = [item for item in wide if isinstance(item, torch.Tensor) and item.requires_grad]
+        outputs = outputs_of(op.reference(*wide))
+        found = iter(torch.autograd.grad(outputs, needed, [_wider(item).detach() for item in gradients]))
+    return tuple(
+        next(found).to(mine.dtype) if isinstance(item, torch.Tensor) and item.requires_grad else None
+        for mine, item in zip(call, wide, strict=True)
+    )
 
 
 def differentiable(kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,14 +95,6 @@ def differentiable(kernel: Callable[..., Any]) -> Callable[..., Any]:
         return output
 
     return checked
-
-
-def _gradient(item: torch.Tensor, own: torch.Tensor, found: Iterator[torch.Tensor]) -> torch.Tensor | None:
-    return next(found).to(own.dtype) if item.requires_grad else None
-
-
-def _is_tensor(item: Any) -> bool:
-    return isinstance(item, torch.Tensor)
 
 
 def _wider(tensor: Any) -> Any:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from e2e.errors import CandidateError, EnvironmentFault, UsageError
-from e2e.protocols import BuildTarget, Built, Op
+from e2e.protocols import BuildTarget, Built, Op, OpCall, outputs_of
+from e2e.schema.constraint import evaluate
 from e2e.schema.kernel import Kernel
 
 OUT = "out"
 """Name of the preallocated output in a manifest's `args`."""
+BORROWED = "reference"
+"""What a manifest's `backward` says where the kernel borrows the op's own."""
 
 
 def require_device(kernel: Kernel, target: BuildTarget) -> None:
@@ -48,17 +54,110 @@ def entry_for(built: Built, dtype: str) -> str:
 
 
 def arguments(built: Built, op: Op) -> list[str] | None:
-    """The manifest's `args`, or None when they are the op's own order followed by the output.
+    """The manifest's `args`, or None when they are the op's own order followed by what is preallocated.
 
     Raises:
-        CandidateError: `bind_failed`: `out` is missing, or named twice.
+        CandidateError: `bind_failed`: an output is missing, or named twice.
     """
-    names = built.kernel.manifest.args
-    if names is None or names == [*op.tensor_names, *op.scalar_names, OUT]:
+    names, outputs = built.kernel.manifest.args, output_names(op)
+    extras = [extra.name for extra in extras_of(built)]
+    if names is None or names == [*op.tensor_names, *op.scalar_names, *outputs, *extras]:
         return None
-    if names.count(OUT) != 1:
-        raise bind_failed(built, "args: must name `out` once: the output is preallocated and passed in")
+    for output in (*outputs, *extras):
+        if names.count(output) != 1:
+            raise bind_failed(built, f"args: must name `{output}` once: it is preallocated and passed in")
     return names
+
+
+def output_names(op: Op) -> list[str]:
+    """What preallocated outputs are called in `args`: `out`, or `out0`, `out1`, ... where the op has several."""
+    count = output_count(op)
+    return [OUT] if count == 1 else [f"{OUT}{number}" for number in range(count)]
+
+
+@dataclass(frozen=True)
+class Extra:
+    """A tensor beside the op's own outputs: saved for the backward, or scratch."""
+
+    name: str
+    sizes: tuple[int | str, ...]
+    dtype: str
+    is_saved: bool
+
+    def made(self, dims: Mapping[str, int | str], like: Any) -> Any:
+        """Uninitialised, on the call's device.
+
+        Raises:
+            ValueError: a size that the call's dimensions do not give.
+        """
+        import torch
+
+        kind = dims["dtype"] if self.dtype == "dtype" else self.dtype
+        return like.new_empty([evaluate(size, dims) for size in self.sizes], dtype=getattr(torch, str(kind)))
+
+
+def extras_of(built: Built) -> list[Extra]:
+    """Saved tensors, then scratch, as the manifest lists them."""
+    manifest, found = built.kernel.manifest, []
+    for items, is_saved in ((manifest.saves, True), (manifest.workspace, False)):
+        for name, shape in (pair for item in items for pair in item.items()):
+            *sizes, dtype = [part.strip() for part in shape.split(",")]
+            found.append(Extra(name, tuple(int(size) if size.isdigit() else size for size in sizes), dtype, is_saved))
+    return found
+
+
+class Bound:
+    """An entry as a call of the op: `bound(*tensors, *scalars)` gives what the op returns.
+
+    `into` fills preallocated memory; what the forward saves is dropped, unless a backward is going to want it.
+    """
+
+    def __init__(
+        self,
+        op: Op,
+        built: Built,
+        into: Callable[..., Any],
+        names: list[str] | None,
+        backward: Callable[..., Any] | None,
+    ) -> None:
+        self._op, self._built, self._into = op, built, into
+        self._known = [*op.tensor_names, *op.scalar_names, *output_names(op)]
+        self._extras = extras_of(built)
+        self._names = names or [*self._known, *(extra.name for extra in self._extras)]
+        self._needs_dims = bool(self._extras) or not set(self._names) <= set(self._known)
+        self.backward = backward
+        """Takes gradients of the outputs, the forward's tensors and what it saved; None where there is none."""
+
+    def __call__(self, *args: Any) -> Any:
+        return self.saving(*args)[0]
+
+    def saving(self, *args: Any) -> tuple[Any, tuple[Any, ...]]:
+        """What the op returns, and what the backward wants to see again.
+
+        Raises:
+            CandidateError: `bind_failed`: an argument that is neither the op's nor a dimension.
+        """
+        made = self._op.allocate(*args)
+        values: dict[str, Any] = dict(zip(self._known, (*args, *outputs_of(made)), strict=True))
+        saved = []
+        if self._needs_dims:
+            count = len(self._op.tensor_names)
+            dims = self._op.dims(OpCall(args[:count], args[count:]))
+            for extra in self._extras:
+                values[extra.name] = self._made(extra, dims, args[0])
+                saved += [values[extra.name]] if extra.is_saved else []
+            values = {**dims, **values}
+        for name in self._names:
+            if name not in values:
+                raise unknown_argument(self._built, name, list(values))
+        self._into(*[values[name] for name in self._names])
+        return made, tuple(saved)
+
+    def _made(self, extra: Extra, dims: Mapping[str, int | str], like: Any) -> Any:
+        try:
+            return extra.made(dims, like)
+        except ValueError as error:
+            raise bind_failed(self._built, f"{extra.name}: {error}") from error
 
 
 def unknown_argument(built: Built, name: str, known: list[str]) -> CandidateError:

@@ -9,14 +9,14 @@ import importlib.util
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from e2e.builders._calls import bind_failed, entry_for, require_device, unknown_argument
+from e2e.builders._calls import BORROWED, bind_failed, entry_for, output_count, require_device, unknown_argument
 from e2e.errors import CandidateError, UsageError
-from e2e.protocols import BuildTarget, Built, Op
+from e2e.protocols import BuildTarget, Built, Op, outputs_of
 from e2e.schema.kernel import Kernel
 
 
@@ -58,7 +58,44 @@ class PythonBuilder:
             raise bind_failed(built, f"entry: {entry!r} is not in it; it has: {offered or 'nothing'}") from error
         if not callable(function):
             raise bind_failed(built, f"entry: {entry!r} is a {type(function).__name__}, not a function")
-        return _ordered(function, op, built)
+        return _with_backward(_ordered(function, op, built), op, built, module)
+
+
+def _with_backward(function: Callable[..., Any], op: Op, built: Built, module: ModuleType) -> Callable[..., Any]:
+    """The function with the backward that its manifest names, if it names one of its own.
+
+    The forward then returns what it saves after the op's outputs.
+
+    Raises:
+        CandidateError: `bind_failed`: there is no such function.
+    """
+    name = built.kernel.manifest.backward
+    if name in (None, BORROWED):
+        return function
+    backward = getattr(module, str(name), None)
+    if not callable(backward):
+        raise bind_failed(built, f"backward: no function {name!r} in it")
+    return Saving(function, backward, output_count(op))
+
+
+class Saving:
+    """A forward that returns the op's outputs and then what its backward wants to see again."""
+
+    def __init__(self, function: Callable[..., Any], backward: Callable[..., Any], count: int) -> None:
+        self._function, self._backward, self._count = function, backward, count
+
+    def __call__(self, *args: Any) -> Any:
+        return self.saving(*args)[0]
+
+    def saving(self, *args: Any) -> tuple[Any, tuple[Any, ...]]:
+        """What the op returns, and what is saved."""
+        found = outputs_of(self._function(*args))
+        outputs = found[: self._count]
+        return outputs[0] if self._count == 1 else outputs, found[self._count :]
+
+    def backward(self, gradients: Sequence[Any], tensors: Sequence[Any], saved: Sequence[Any]) -> tuple[Any, ...]:
+        """A gradient for every tensor of the forward."""
+        return outputs_of(self._backward(*gradients, *tensors, *saved))
 
 
 def _parse(kernel: Kernel, path: Path) -> None:

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from e2e.builders._cache import DEPENDENCY_FLAGS, OUT, Recipe, build_once
 from e2e.builders._calls import (
+    BORROWED,
+    Bound,
     arguments,
     bind_failed,
     entry_for,
+    extras_of,
     output_count,
     require_device,
-    unknown_argument,
 )
 from e2e.builders._flags import checked_flags
 from e2e.builders._nvcc import nvcc_command
 from e2e.builders._openmp import OPENMP, has_openmp
 from e2e.builders._toolchain import cpu_identity, host_compiler, tvm_ffi
 from e2e.errors import EnvironmentFault
-from e2e.protocols import BuildTarget, Built, Op, OpCall
+from e2e.protocols import BuildTarget, Built, Op
 from e2e.schema.kernel import Kernel
 
 _BASE = ("-O3", "-std=c++17", "-shared", "-fPIC")
@@ -64,13 +66,14 @@ class TvmFfiBuilder:
         except (RuntimeError, OSError) as error:
             reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
             raise bind_failed(built, f"the built library does not load: {reason}") from error
-        if names is None:
-            return _direct(function, op.allocate) if output_count(op) == 1 else _several(function, op.allocate)
-        return _reordered(function, op, built, names)
+        backward = _backward(module, built)
+        if names is None and backward is None and not extras_of(built) and output_count(op) == 1:
+            return _direct(function, op.allocate)
+        return Bound(op, built, function, names, backward)
 
 
 def _direct(function: Callable[..., Any], allocate: Callable[..., Any]) -> Callable[..., Any]:
-    # Every eager call of the candidate passes here: nothing may be added.
+    # Nearly every eager call of a candidate passes here: nothing may be added.
     def call(*args: Any) -> Any:
         out = allocate(*args)
         function(*args, out)
@@ -80,42 +83,27 @@ def _direct(function: Callable[..., Any], allocate: Callable[..., Any]) -> Calla
     return call
 
 
-def _several(function: Callable[..., Any], allocate: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
-        outs = allocate(*args)
-        function(*args, *outs)
-        return outs
+def _backward(module: Any, built: Built) -> Callable[..., Any] | None:
+    """The kernel's own backward: a gradient for every tensor of the forward, into memory like it.
+
+    Raises:
+        CandidateError: `bind_failed`: nothing is exported under that name.
+    """
+    name = built.kernel.manifest.backward
+    if name in (None, BORROWED):
+        return None
+    try:
+        function = module.get_function(name)
+    except AttributeError as error:
+        offered = ", ".join(_exported(built.artifact)) or "nothing"
+        raise bind_failed(built, f"backward: {name!r} is not exported; exported: {offered}") from error
+
+    def call(gradients: Sequence[Any], tensors: Sequence[Any], saved: Sequence[Any]) -> tuple[Any, ...]:
+        made = [None if tensor is None else tensor.new_empty(tensor.shape) for tensor in tensors]
+        function(*(gradient.contiguous() for gradient in gradients), *tensors, *saved, *made)
+        return tuple(made)
 
     return call
-
-
-def _reordered(function: Callable[..., Any], op: Op, built: Built, names: list[str]) -> Callable[..., Any]:
-    known = [*op.tensor_names, *op.scalar_names, "out"]
-    count = len(op.tensor_names)
-    if all(name in known for name in names):
-        order = [known.index(name) for name in names]
-
-        def call(*args: Any) -> Any:
-            out = op.allocate(*args)
-            values = (*args, out)
-            function(*[values[place] for place in order])
-            return out
-
-        return call
-
-    def call_with_dims(*args: Any) -> Any:
-        out = op.allocate(*args)
-        values = {
-            **op.dims(OpCall(args[:count], args[count:])),
-            **dict(zip(known, (*args, out), strict=True)),
-        }
-        for name in names:
-            if name not in values:
-                raise unknown_argument(built, name, list(values))
-        function(*[values[name] for name in names])
-        return out
-
-    return call_with_dims
 
 
 def _cpu_recipe(kernel: Kernel, target: BuildTarget) -> Recipe:

@@ -20,6 +20,8 @@ from e2e.yaml_lines import explain, printable
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _NAMES = ("op", "entry", "binding")
 """Fields that the source can fill in."""
+_BORROWED = (None, "reference")
+"""Backwards that need no function in the source."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,11 @@ class Draft:
             self._mistake("launch", "missing; raw needs one, such as `launch: {grid: [rows], block: [256]}`")
         if manifest.launch is not None and manifest.binding != "raw":
             self._mistake("launch", f"only for `binding: raw`; {manifest.binding} launches by itself")
+        own = {"saves": manifest.saves, "workspace": manifest.workspace, "backward": manifest.backward not in _BORROWED}
+        for field in (field for field, stated in own.items() if stated and manifest.binding == "raw"):
+            self._mistake(field, "not for `binding: raw`; bind by tvm-ffi, or borrow: `backward: reference`")
+        if manifest.binding == "python" and manifest.workspace:
+            self._mistake("workspace", "not for Python, which allocates by itself")
         if suffix == ".cu" and manifest.device == "cpu":
             self._mistake("device", "a .cu file runs on cuda; name a C++ source .cpp")
         if not manifest.dtypes:

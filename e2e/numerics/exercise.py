@@ -185,7 +185,7 @@ def gradients(
     sites: list[Site],
     kernel: Callable[..., Any] | None,
     *,
-    backward: str | None,
+    borrowed: bool,
     seed: int,
     native: bool,
     path: Path,
@@ -200,7 +200,7 @@ def gradients(
     model = copy.deepcopy(session.model)
     counter = Counter()
     if kernel is not None:
-        function = differentiable(kernel) if native else trainable(op, kernel, backward)
+        function = differentiable(kernel) if native else trainable(op, kernel, borrowed=borrowed)
         Patch(op, sites_in(model, sites), lambda site: counter.around(site, function))
     try:
         loss = session.loss(model, session.batch(seed))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field, field_validator
 
@@ -11,6 +11,10 @@ from e2e.schema.record import Record
 from e2e.schema.workload import DType
 
 Binding = Literal["tvm-ffi", "raw", "python"]
+
+
+_WHOLE = ("int32", "int64", "uint8")
+"""Dtypes of scratch memory and saved indices, beyond those of a model."""
 
 
 class Claim(Record):
@@ -50,8 +54,14 @@ class Manifest(Record):
     entry: str | dict[DType, str]
     """Exported function; one name, or one per dtype."""
     binding: Binding
-    backward: Literal["reference"] | None = None
-    """`reference` borrows the op's own, in float32; entries of a kernel's own backward come with a later version."""
+    backward: str | None = None
+    """Exported function of the kernel's own backward, or `reference`, which borrows the op's maths in float32.
+    It receives the gradient of each output, the forward's tensors, what the forward saved, and, where outputs are
+    preallocated, a tensor for each gradient; one gradient for each of the forward's tensors."""
+    saves: list[dict[str, str]] = []
+    """Further outputs of the forward, handed to its backward: name, then `dimension, ..., dtype`."""
+    workspace: list[dict[str, str]] = []
+    """Scratch memory handed to the forward after its outputs, written as `saves` is."""
     dtypes: list[DType] = ["float32", "float16", "bfloat16"]
     device: Literal["cpu", "cuda"] | None = None
     """Where it runs; None (Python callables) means wherever the workload runs."""
@@ -65,6 +75,21 @@ class Manifest(Record):
     deterministic: bool | None = None
     """Whether the author says that equal inputs give equal bits; None is no statement."""
     claim: Claim | None = None
+
+    @field_validator("saves", "workspace")
+    @classmethod
+    def _shapes(cls, value: list[dict[str, str]]) -> list[dict[str, str]]:
+        for item in value:
+            if len(item) != 1:
+                raise ValueError(f"one name each, as in `- rstd: rows, float32`, not {item!r}")
+            for shape in item.values():
+                *sizes, dtype = [part.strip() for part in shape.split(",")]
+                if not sizes or dtype not in (*get_args(DType), *_WHOLE, "dtype"):
+                    known = ", ".join((*get_args(DType), *_WHOLE))
+                    raise ValueError(f"{shape!r} must be sizes, then a dtype ({known}, or `dtype` for the call's own)")
+                for size in sizes:
+                    check_expression(int(size) if size.isdigit() else size)
+        return value
 
     @field_validator("constraints")
     @classmethod

@@ -83,7 +83,7 @@ def test_without_a_device_the_fake_gives_shape_strides_and_dtype() -> None:
 def test_a_kernel_without_a_backward_refuses_to_train() -> None:
     """It would train silently: same loss, no gradient for what lies below, and a step that looks far faster."""
     x, weight = inputs(requires_grad=True)
-    y = trainable(OP, OP.reference, None)(x, weight, 1e-6)
+    y = trainable(OP, OP.reference)(x, weight, 1e-6)
     with pytest.raises(RuntimeError, match=NO_BACKWARD):
         y.sum().backward()
 
@@ -91,7 +91,7 @@ def test_a_kernel_without_a_backward_refuses_to_train() -> None:
 def test_the_borrowed_backward_gives_the_references_gradients() -> None:
     ours, theirs = inputs(requires_grad=True), inputs(requires_grad=True)
     upstream = torch.randn(5, 16, generator=torch.Generator().manual_seed(1))
-    trainable(OP, OP.reference, "reference")(*ours, 1e-6).backward(upstream)
+    trainable(OP, OP.reference, borrowed=True)(*ours, 1e-6).backward(upstream)
     OP.reference(*theirs, 1e-6).backward(upstream)
     for mine, expected in zip(ours, theirs, strict=True):
         assert mine.grad is not None
@@ -100,14 +100,14 @@ def test_the_borrowed_backward_gives_the_references_gradients() -> None:
 
 def test_the_forward_of_a_trainable_kernel_is_the_kernels() -> None:
     x, weight = inputs(requires_grad=True)
-    y = trainable(OP, lambda x, weight, eps: torch.full_like(x, 2.0), "reference")(x, weight, 1e-6)
+    y = trainable(OP, lambda x, weight, eps: torch.full_like(x, 2.0), borrowed=True)(x, weight, 1e-6)
     assert torch.equal(y, torch.full_like(x, 2.0))
 
 
 def test_only_tensors_that_ask_for_a_gradient_get_one() -> None:
     x, weight = inputs(requires_grad=True)
     frozen = weight.detach()
-    trainable(OP, OP.reference, "reference")(x, frozen, 1e-6).sum().backward()
+    trainable(OP, OP.reference, borrowed=True)(x, frozen, 1e-6).sum().backward()
     assert x.grad is not None
     assert frozen.grad is None
 

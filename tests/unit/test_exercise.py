@@ -268,29 +268,29 @@ def test_plumbing_is_measured_on_one_row_or_not_at_all(session: LlamaSession, in
 # ---- Training
 
 
-def gradient_file(session: LlamaSession, path: Path, kernel: Norm | None, *, backward: str | None = None) -> Any:
+def gradient_file(session: LlamaSession, path: Path, kernel: Norm | None, *, borrowed: bool = False) -> Any:
     return gradients(
-        session, OP, OP.find_sites(session.model), kernel, native=kernel is not None and backward is None,
-        backward=backward, seed=1, path=path,
+        session, OP, OP.find_sites(session.model), kernel, native=kernel is not None and not borrowed,
+        borrowed=borrowed, seed=1, path=path,
     )  # fmt: skip
 
 
-def judged(session: LlamaSession, folder: Path, kernel: Norm, *, backward: str | None = None) -> dict[str, Any]:
+def judged(session: LlamaSession, folder: Path, kernel: Norm, *, borrowed: bool = False) -> dict[str, Any]:
     gradient_file(session, folder / "baseline", None)
-    gradient_file(session, folder / "candidate", kernel, backward=backward)
+    gradient_file(session, folder / "candidate", kernel, borrowed=borrowed)
     sites = OP.find_sites(session.model)
     return compare(session, OP, sites, folder / "baseline", folder / "candidate", ratio=2.0, seed=1)
 
 
 def test_right_gradients_pass(session: LlamaSession, tmp_path: Path) -> None:
-    assert judged(session, tmp_path, OP.reference, backward="reference")["status"] == "passed"
+    assert judged(session, tmp_path, OP.reference, borrowed=True)["status"] == "passed"
     assert judged(session, tmp_path, OP.reference)["status"] == "passed"
 
 
 def test_a_forward_only_kernel_is_refused_by_name(session: LlamaSession, tmp_path: Path) -> None:
     with pytest.raises(CandidateError) as caught:
         gradients(
-            session, OP, OP.find_sites(session.model), OP.reference, native=False, backward=None, seed=1,
+            session, OP, OP.find_sites(session.model), OP.reference, native=False, borrowed=False, seed=1,
             path=tmp_path / "g",
         )  # fmt: skip
     assert caught.value.code == ReasonCode.NO_BACKWARD
