@@ -95,6 +95,12 @@ class Crew:
                 log=self.scratch / f"zygote-{'clean' if clean else 'candidate'}.log",
             )
 
+    def warm(self) -> None:
+        """Let the zygotes warm the compiler for the workers that compile, beside those that only examine."""
+        for clean, zygote in self._zygotes.items():
+            if self._compiles(clean):
+                zygote.warm()
+
     def worker(self, *, clean: bool) -> Worker:
         """A fresh process with the workload open.
 
@@ -279,7 +285,7 @@ class Crew:
             "KINETO_LOG_LEVEL": "99",
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",  # more would start a pool, hence threads, in the zygote
-            # the first compilation of a process imports for seconds: once, before the forks
+            # the first compilation of a process imports for seconds: once, before the forks of those that compile
             **({WARM_COMPILER: "compile" if self.device == "cpu" else "import"} if self._compiles(clean) else {}),
             # Inductor compiles a probe per vector extension, 5 s of a cold start; the flags are there to read
             **({"TORCHINDUCTOR_VEC_ISA_OK": "1"} if has_vectors() else {}),

@@ -27,10 +27,11 @@ STAGE = Stage.CHECK
 
 
 def check(course: Course) -> None:
-    """Survey the model, begin the pilot's compilation beside it, and judge the candidate's outputs."""
+    """Survey the model, begin to compile beside it what an earlier run did not, and judge the candidate's outputs."""
     course.progress.stage("check", "loading the model, looking for the op's sites")
     with course.spending("load"):
         clean, begun = course.crew.begin(clean=True), course.crew.begin(clean=False)
+        course.crew.warm()
         course.clean = course.crew.opened(clean)
     know_device(course)
     survey(course)
@@ -40,8 +41,6 @@ def check(course: Course) -> None:
         return
     if course.crew.cell.step != "train" and course.evidence.stage_asked.rank > STAGE.rank:
         course.warmers = warm_caches(course)
-        if not course.warmers:
-            begin_pilot(course, arm_names(course))
     worker = course.crew.candidate_worker(course.fqns, stage=STAGE, begun=begun)
     course.learn(bind_s=course.crew.bind_s)
     try:
@@ -171,7 +170,8 @@ def wait_for_caches(course: Course) -> None:
                     break
         worker.close()
     course.warmers = []
-    course.crew.know_compiled(compiled)
+    if compiled:
+        course.crew.know_compiled(compiled)
     course.crew.hand_over_compiled()
 
 
