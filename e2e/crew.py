@@ -152,7 +152,7 @@ class Crew:
         Raises:
             CandidateFault: the candidate could not be loaded.
         """
-        worker = self.opened(begun or self.begin(clean=False))
+        worker = self.worker(clean=False) if begun is None else self.opened(begun)
         self.bind(worker, fqns, stage=stage)
         self.require(worker, "arena", stage=stage)
         return worker
@@ -192,7 +192,7 @@ class Crew:
         source = self._caches(clean=True)
         if source.is_dir():
             shutil.copytree(source, self._caches(clean=False), dirs_exist_ok=True)
-            self.starts_cold[False] = self.starts_cold[False] and not is_earlier
+            self.starts_cold |= {False: False} if is_earlier else {}
 
     def ask(
         self, worker: Worker, do: str, *, stage: Stage, timeout_s: float | None = None, **fields: Any
