@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from e2e.binding import registered
 from e2e.measure.fingerprint import Ring
 from e2e.measure.pause import Pause
 from e2e.patch import Patch, copy_sharing_weights, observed, sites_in
-from e2e.protocols import Op, Site
+from e2e.protocols import Op, OpCall, Site, outputs_of
 from e2e.schema.words import Mode, Role
 from e2e.units import Seconds
 
@@ -337,23 +338,28 @@ class Arena:
         self._session.reset()
 
     def _replay(self, sites: list[Site], mode: Mode, seed: int) -> None:
-        """Record every site's true output for one batch, then return it instead of computing it."""
-        originals = [Site(s.fqn, self._session.model.get_submodule(s.fqn), s.scalars) for s in sites]
-        recorded: dict[str, list[Tensor]] = {}
-        with observed(originals, lambda site, a, k, output: recorded.setdefault(site.fqn, []).append(output.clone())):
+        """Record every call's true outputs for one batch, then return them instead of computing them."""
+        originals = sites_in(self._session.model, sites)
+        recorded: dict[str, list[tuple[Tensor, ...]]] = {}
+
+        def record(site: Site, call: OpCall, output: Any) -> None:
+            recorded.setdefault(site.fqn, []).append(tuple(item.clone() for item in outputs_of(output)))
+
+        with observed(self._op, originals, record):
             self._execute(
                 Arm(ArmName(Role.BASELINE, Mode.EAGER), self._session.program(self._session.model), None),
                 self._staged(seed),
             )
-        for site in sites:
-            outputs = recorded.get(site.fqn, [])
-            if len(outputs) == 1:
-                forward = _replay_compiled(site, outputs[0]) if mode.is_compiled else _replay_eager(outputs[0])
-            elif outputs and not mode.is_compiled:
-                forward = _replay_several(outputs)
-            else:
-                raise RuntimeError(f"{site.fqn} ran {len(outputs)} times in a step: its outputs cannot be replayed")
-            site.module.forward = forward.__get__(site.module)
+
+        def replay(site: Site) -> Callable[..., Any]:
+            calls = recorded.get(site.fqn, [])
+            if len(calls) == 1:
+                return _replay_compiled(site, calls[0]) if mode.is_compiled else _replay_eager(calls[0])
+            if calls and not mode.is_compiled:
+                return _replay_several(calls)
+            raise RuntimeError(f"{site.fqn} ran {len(calls)} times in a step: its outputs cannot be replayed")
+
+        Patch(self._op, sites, replay)
 
     def _proof(self, arm: Arm, seed: int, profiled: bool) -> dict[str, Any]:
         """Compiled regions that one profiled, untimed step entered, and the kernel's nodes in the graphs.
@@ -414,38 +420,36 @@ def _compiled(program: nn.Module, backend: CountingBackend, *, fullgraph: bool =
     return compiled
 
 
-def _replay_eager(recorded: Tensor) -> Callable[..., Tensor]:
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
-        return recorded
-
-    return forward
+def _replay_eager(recorded: tuple[Tensor, ...]) -> Callable[..., Any]:
+    output = _returned(recorded)
+    return lambda *call: output
 
 
-def _replay_several(recorded: list[Tensor]) -> Callable[..., Tensor]:
-    calls = 0
-
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
-        nonlocal calls
-        calls += 1
-        return recorded[(calls - 1) % len(recorded)]
-
-    return forward
+def _replay_several(recorded: list[tuple[Tensor, ...]]) -> Callable[..., Any]:
+    outputs = itertools.cycle([_returned(item) for item in recorded])
+    return lambda *call: next(outputs)
 
 
-def _replay_compiled(site: Site, recorded: Tensor) -> Callable[..., Tensor]:
-    """Under a compiler the recording is a buffer, and an opaque op keeps the site's inputs alive.
+def _replay_compiled(site: Site, recorded: tuple[Tensor, ...]) -> Callable[..., Any]:
+    """Under a compiler recordings are buffers, and an opaque op keeps the call's tensors alive.
 
     Without it the compiler deletes everything upstream of the site, and the ceiling means nothing.
     """
     _define_touch()
-    site.module.register_buffer("e2e_recorded", recorded, persistent=False)
+    module, names = site.module, [f"e2e_recorded_{number}" for number in range(len(recorded))]
+    for name, tensor in zip(names, recorded, strict=True):
+        module.register_buffer(name, tensor, persistent=False)
 
-    def forward(self: nn.Module, x: Tensor) -> Tensor:
-        torch.ops.e2e_headroom.touch(self.e2e_recorded, [x])
-        result: Tensor = self.e2e_recorded
-        return result
+    def replayed(*call: Any) -> Any:
+        outputs = [getattr(module, name) for name in names]
+        torch.ops.e2e_headroom.touch(outputs[0], [item for item in call if isinstance(item, Tensor)])
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
-    return forward
+    return replayed
+
+
+def _returned(outputs: tuple[Tensor, ...]) -> Any:
+    return outputs[0] if len(outputs) == 1 else outputs
 
 
 _TOUCH: list[lib.Library] = []

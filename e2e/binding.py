@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import library as lib
 
-from e2e.protocols import Op
+from e2e.protocols import Op, outputs_of
 
 NO_BACKWARD = "e2e: this kernel has no backward"
 
@@ -26,7 +26,7 @@ def registered(op: Op, kernel: Callable[..., Any], *, sha256: str, device: str) 
     own = lib.Library(namespace, "FRAGMENT")
     own.define(name + op.schema)
     own.impl(name, _plain(kernel), device.partition(":")[0].upper())  # a dispatch key has no device number
-    lib.register_fake(f"{namespace}::{name}", op.fake, lib=own)
+    lib.register_fake(f"{namespace}::{name}", op.allocate, lib=own)
     _KEPT.append(own)  # a library that is collected takes its op with it
     return getattr(getattr(torch.ops, namespace), name).default
 
@@ -45,7 +45,7 @@ def trainable(op: Op, kernel: Callable[..., Any], backward: str | None) -> Calla
         @staticmethod
         def forward(ctx: Any, *args: Any) -> Any:
             ctx.save_for_backward(*[item for item in args if isinstance(item, torch.Tensor)])
-            ctx.scalars = [item for item in args if not isinstance(item, torch.Tensor)]
+            ctx.call = [None if isinstance(item, torch.Tensor) else (item,) for item in args]
             return kernel(*args)
 
         @staticmethod
@@ -54,11 +54,13 @@ def trainable(op: Op, kernel: Callable[..., Any], backward: str | None) -> Calla
                 raise RuntimeError(NO_BACKWARD)
             # in float32 at least: the rounding of a borrowed backward is not the kernel's to answer for
             with torch.enable_grad():
-                tensors = [_wider(tensor).requires_grad_() for tensor in ctx.saved_tensors]
-                output = op.reference(*tensors, *ctx.scalars)
-                found = torch.autograd.grad(output, tensors, [_wider(gradient) for gradient in gradients])
-            narrow = [value.to(own.dtype) for value, own in zip(found, ctx.saved_tensors, strict=True)]
-            return (*narrow, *(None for _ in ctx.scalars))
+                saved = iter([_wider(tensor) for tensor in ctx.saved_tensors])
+                call = [next(saved) if item is None else item[0] for item in ctx.call]
+                needed = [item for item in call if isinstance(item, torch.Tensor) and item.requires_grad]
+                outputs = outputs_of(op.reference(*call))
+                found = iter(torch.autograd.grad(outputs, needed, [_wider(item).detach() for item in gradients]))
+            own = iter(ctx.saved_tensors)
+            return tuple(_gradient(item, next(own), found) if _is_tensor(item) else None for item in call)
 
     function: Callable[..., Any] = Trained.apply
     return function
@@ -70,16 +72,29 @@ def differentiable(kernel: Callable[..., Any]) -> Callable[..., Any]:
     def checked(*args: Any) -> Any:
         output = kernel(*args)
         needed = any(isinstance(item, torch.Tensor) and item.requires_grad for item in args)
-        if needed and torch.is_grad_enabled() and not output.requires_grad:
+        known = all(item.requires_grad for item in outputs_of(output))
+        if needed and torch.is_grad_enabled() and not known:
             raise RuntimeError(NO_BACKWARD)
         return output
 
     return checked
 
 
+def _gradient(item: torch.Tensor, own: torch.Tensor, found: Iterator[torch.Tensor]) -> torch.Tensor | None:
+    return next(found).to(own.dtype) if item.requires_grad else None
+
+
+def _is_tensor(item: Any) -> bool:
+    return isinstance(item, torch.Tensor)
+
+
 def _wider(tensor: Any) -> Any:
+    """Detached, in float32 at least, and asking for a gradient; whole numbers have none."""
     detached = tensor.detach()
-    return detached if detached.dtype == torch.float64 else detached.float()
+    if not detached.is_floating_point():
+        return detached
+    wide = detached if detached.dtype == torch.float64 else detached.float()
+    return wide.detach().requires_grad_()
 
 
 def _plain(kernel: Callable[..., Any]) -> Callable[..., Any]:

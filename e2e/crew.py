@@ -72,6 +72,8 @@ class Crew:
     confined: bool = False
     adopted: dict[str, Built] = field(default_factory=dict)
     """Kernels adopted earlier, which the policy names as opponents; by their arms' alternative."""
+    fit: list[str] = field(default_factory=list)
+    """Sites that compute the op, as the survey found, whether or not the candidate takes them."""
     starts_cold: dict[bool, bool] = field(default_factory=dict)
     """Whether no earlier run left compiled code in the caches: of clean workers, and of this kernel's."""
     bind_s: Seconds | None = None
@@ -154,8 +156,12 @@ class Crew:
         """
         worker = self.worker(clean=False) if begun is None else self.opened(begun)
         self.bind(worker, fqns, stage=stage)
-        self.require(worker, "arena", stage=stage)
+        self.make_arena(worker, stage=stage)
         return worker
+
+    def make_arena(self, worker: Worker, *, stage: Stage = Stage.CHECK) -> None:
+        """Make the place where arms live; known sites come from the survey."""
+        self.require(worker, "arena", stage=stage, fqns=self.fit)
 
     def bind(self, worker: Worker, fqns: list[str], *, stage: Stage) -> None:
         """Load the candidate into a worker, in the place of what it may hold already.

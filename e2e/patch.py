@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from e2e.protocols import Op, Site
+from e2e.protocols import Op, OpCall, Site
 
 
 def copy_sharing_weights(model: nn.Module) -> nn.Module:
@@ -35,7 +35,7 @@ class Patch:
     """Sites of one module tree whose `forward` is replaced; `undo` restores `vars()` of every owner."""
 
     def __init__(self, op: Op, sites: list[Site], function_for: Callable[[Site], Callable[..., Any] | None]) -> None:
-        """Apply: `function_for(site)` is what the site shall call, or None for the module's own forward.
+        """Apply: `function_for(site)` is what the site shall call, or None for its own code in the same place.
 
         Raises:
             RuntimeError: a site already has a forward of its own, which is not ours to overwrite.
@@ -45,8 +45,7 @@ class Patch:
             for site in sites:
                 if "forward" in vars(site.module):
                     raise RuntimeError(f"{site.fqn} already has a forward of its own")
-                function = function_for(site)
-                forward = type(site.module).forward if function is None else op.forward_with(site, function)
+                forward = op.forward_with(site, function_for(site))
                 site.module.forward = types.MethodType(forward, site.module)
                 self._sites.append(site)
         except BaseException:  # re-raised: a patch that was not completed leaves nothing behind
@@ -60,19 +59,28 @@ class Patch:
         self._sites = []
 
 
+def split(op: Op, args: tuple[Any, ...]) -> OpCall:
+    """The op's call from its arguments in order."""
+    count = len(op.tensor_names)
+    return OpCall(args[:count], args[count:])
+
+
 @contextmanager
-def observed(sites: list[Site], see: Callable[[Site, tuple[Any, ...], dict[str, Any], Any], None]) -> Iterator[None]:
-    """While inside, `see(site, args, kwargs, output)` is called after every call of every site."""
+def observed(op: Op, sites: list[Site], see: Callable[[Site, OpCall, Any], None]) -> Iterator[None]:
+    """While inside, `see(site, call, output)` is called after every call of the op at those sites."""
 
-    def hook_for(site: Site) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            see(site, args, kwargs, output)
+    def watched(site: Site) -> Callable[..., Any]:
+        own = op.own(site)
 
-        return hook
+        def call(*args: Any) -> Any:
+            output = own(*args)
+            see(site, split(op, args), output)
+            return output
 
-    handles = [site.module.register_forward_hook(hook_for(site), with_kwargs=True) for site in sites]
+        return call
+
+    patch = Patch(op, sites, watched)
     try:
         yield
     finally:
-        for handle in handles:
-            handle.remove()
+        patch.undo()

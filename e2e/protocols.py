@@ -86,26 +86,35 @@ class Report(Protocol):
 
 @dataclass(frozen=True)
 class Site:
-    """One place where the op happens: a module whose `forward` is the op."""
+    """One place where the op happens: a module, its owner, whose `forward` is the op or calls it."""
 
     fqn: str
     module: Any
     scalars: Mapping[str, Any]
-    """Bound scalar arguments read from the module, such as `eps`."""
+    """Scalar arguments read from the module, such as `eps`."""
     incompatible: str | None = None
     """Why the kernel's op cannot stand here, in words."""
 
 
 @dataclass(frozen=True)
 class OpCall:
-    """One call of the op: tensors in the op's order, then scalars."""
+    """One call of the op: tensors in the op's order (None where an optional one is absent), then scalars."""
 
     tensors: tuple[Any, ...]
     scalars: tuple[Any, ...]
 
 
+def outputs_of(value: Any) -> tuple[Any, ...]:
+    """What a call of an op returned, as a tuple of tensors."""
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
 class Op(Protocol):
-    """The operation that is replaced (worker side; one file in `e2e/ops/`)."""
+    """The operation that is replaced (worker side; one file in `e2e/ops/`).
+
+    A *call* is the op's tensors, then its scalars, in the order of their names. What a call returns is one tensor, or
+    a tuple of them where `schema` says so.
+    """
 
     name: str
     tensor_names: tuple[str, ...]
@@ -119,12 +128,12 @@ class Op(Protocol):
         """Every place where the op may happen, by what modules declare and do."""
         ...
 
-    def call_of(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> OpCall:
-        """The op call that one call of the site's `forward` means."""
+    def own(self, site: Site) -> Callable[..., Any]:
+        """What the site's own code computes for any call, with the call's tensors in the place of the site's."""
         ...
 
-    def forward_with(self, site: Site, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A `forward(self, ...)` that computes the site's result with `function`."""
+    def forward_with(self, site: Site, function: Callable[..., Any] | None) -> Callable[..., Any]:
+        """The owner's `forward(self, ...)` with `function` in the op's place; None: its own code, put there alike."""
         ...
 
     def reference(self, *call: Any) -> Any:
@@ -132,15 +141,19 @@ class Op(Protocol):
         ...
 
     def allocate(self, *call: Any) -> Any:
-        """An uninitialised output for one call."""
-        ...
-
-    def fake(self, *call: Any) -> Any:
-        """Output metadata for tracing."""
+        """Uninitialised outputs of one call; on fake tensors, what a compiler may know about them."""
         ...
 
     def dims(self, call: OpCall) -> dict[str, int | str]:
         """Named dimensions and `dtype` of one call, for constraints and launches."""
+        ...
+
+    def example(self, dtype: str, device: str, seed: int) -> OpCall:
+        """A typical call with drawn values, for a check without a workload.
+
+        Raises:
+            UsageError: the op has no calls apart from a model's.
+        """
         ...
 
     def edge_calls(self, call: OpCall, seed: int) -> Iterable[tuple[str, OpCall]]:

@@ -142,7 +142,7 @@ def _try_op(course: Course, findings: Findings, op: str) -> None:
     findings.catches += catches(own)
     assert own.clean is not None
     if findings.base is own:
-        own.crew.require(own.clean, "arena")
+        own.crew.make_arena(own.clean)
         own.crew.require(own.clean, "prepare", arm=AS_SHIPPED)
     else:
         own.clean.close()

@@ -154,7 +154,7 @@ class Handlers:
         from e2e.numerics.kept import Kept, surroundings
 
         folder, identity = self._answers_kept
-        return Kept(Path(folder) if folder else None, [*identity, *surroundings(self.session.model, self.sites)])
+        return Kept(Path(folder) if folder else None, [*identity, *surroundings(self.session.model, self.examiner.fit)])
 
     def do_mutants(self, *, ratio: float) -> dict[str, Any]:
         """See Examiner.mutants."""
@@ -176,7 +176,9 @@ class Handlers:
         """Gradients of two training steps against a reference one precision higher."""
         from e2e.numerics.training import compare
 
-        return compare(self.session, self.op, self.sites, Path(baseline), Path(candidate), ratio=ratio, seed=self.seed)
+        return compare(
+            self.session, self.op, self.examiner.fit, Path(baseline), Path(candidate), ratio=ratio, seed=self.seed
+        )
 
     # candidate side
 
@@ -260,7 +262,7 @@ class Handlers:
         from e2e.numerics.exercise import isolated, plumbing
 
         site = self.patched[0]
-        functions: dict[str, Any] = {"eager": _own(self.op, site), "candidate": self.kernel}
+        functions: dict[str, Any] = {"eager": self.op.own(site), "candidate": self.kernel}
         if alternative is not None:
             functions["alternative"] = self.op.alternatives[alternative]
         return {
@@ -270,8 +272,11 @@ class Handlers:
 
     # arms
 
-    def do_arena(self) -> None:
-        """Make the place where arms live, with all threads; after `bind` when there is a candidate."""
+    def do_arena(self, *, fqns: list[str]) -> None:
+        """Make the place where arms live, with all threads; after `bind` when there is a candidate.
+
+        `fqns`: sites that compute the op, whether or not the candidate takes them.
+        """
         import torch
 
         from e2e.arms import Arena, Bound, Candidate
@@ -279,7 +284,8 @@ class Handlers:
         torch.set_num_threads(self.threads)
         candidate = None
         adopted = {}
-        usable = [site for site in self.sites if site.incompatible is None]
+        fit = set(fqns)
+        usable = [site for site in self.sites if site.fqn in fit]
         if not self._clean:
             bound = Bound(self.kernel, self.sha256)
             candidate = Candidate(bound, frozenset(site.fqn for site in self.patched))
@@ -388,13 +394,6 @@ def _weights(model: Any) -> str:
     tensors = [*model.named_parameters(), *model.named_buffers()]
     sums = [(name, int(checksum(tensor))) for name, tensor in sorted(tensors, key=lambda item: item[0])]
     return hashlib.sha256(repr(sums).encode()).hexdigest()
-
-
-def _own(op: Any, site: Any) -> Any:
-    def call(x: Any, *rest: Any) -> Any:
-        return site.module(x)
-
-    return call
 
 
 def _versions() -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ def save_calls(path: Path, calls: Sequence[Captured]) -> None:
     storages: dict[int, str] = {}
     rows = []
     for item in calls:
-        geometry = []
+        geometry: list[Any] = []
         for tensor in item.call.tensors:
             key = storages.get(tensor.untyped_storage().data_ptr()) if tensor.numel() else None
             if key is None or tensors[key].dtype != tensor.dtype:
@@ -54,8 +54,12 @@ def load_calls(path: Path, device: str) -> list[Captured]:
         rows: list[dict[str, Any]] = json.loads(file.metadata()["calls"])
         calls = []
         for row in rows:
-            tensors = []
-            for key, shape, stride, offset in row["tensors"]:
+            tensors: list[Tensor | None] = []
+            for place in row["tensors"]:
+                if place is None:
+                    tensors.append(None)
+                    continue
+                key, shape, stride, offset = place
                 storage = file.get_tensor(key).to(device)
                 storage = storage.clone() if device == "cpu" else storage
                 tensors.append(storage.as_strided(shape, stride, offset))
@@ -77,17 +81,33 @@ def select(calls: Sequence[Captured], budget_bytes: int) -> list[Captured]:
     first: list[Captured] = []
     rest: list[Captured] = []
     for place in order:
-        form = tuple((tuple(t.shape), t.stride(), t.dtype) for t in calls[place].call.tensors)
+        form = form_of(calls[place].call)
         (rest if form in seen else first).append(calls[place])
         seen.add(form)
     kept: list[Captured] = []
     used = 0
     for item in [*first, *rest]:
-        size = sum(t.untyped_storage().nbytes() for t in item.call.tensors)
+        size = sum(t.untyped_storage().nbytes() for t in item.call.tensors if t is not None)
         if not kept or used + size <= budget_bytes:
             kept.append(item)
             used += size
     return kept
+
+
+def output_name(place: int, number: int) -> str:
+    """Name of one output of one call in the file of outputs."""
+    return f"o{place}.{number}"
+
+
+def output_names(names: Iterable[str], place: int) -> list[str]:
+    """Those of one call, in their order."""
+    return sorted((name for name in names if name.startswith(f"o{place}.")), key=lambda name: int(name.split(".")[1]))
+
+
+def form_of(call: OpCall) -> tuple[Any, ...]:
+    """Shapes, strides and dtypes of a call, and its scalars: calls of one form take the same way through a kernel."""
+    tensors = tuple(None if t is None else (tuple(t.shape), t.stride(), t.dtype) for t in call.tensors)
+    return (*tensors, call.scalars)
 
 
 def _rank(place: int, count: int) -> int:
@@ -96,7 +116,8 @@ def _rank(place: int, count: int) -> int:
 
 def clone_call(call: OpCall) -> OpCall:
     """The same values, strides and offsets in new storages."""
-    return OpCall(tuple(_clone(tensor) for tensor in call.tensors), call.scalars)
+    tensors = (None if tensor is None else _clone(tensor) for tensor in call.tensors)
+    return OpCall(tuple(tensors), call.scalars)
 
 
 def _clone(tensor: Tensor) -> Tensor:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from e2e.protocols import Op, OpCall, outputs_of
 from e2e.schema.words import ReasonCode
 
 
@@ -24,11 +26,11 @@ def error_of(value: Tensor, reference: Tensor) -> Error:
     """Relative errors of `value`; the reference is in float32 or float64.
 
     Shapes:
-        value, reference (..., H).
+        value, reference (..., H) or ().
     """
     if reference.numel() == 0:
         return Error(0.0, 0.0)
-    exact = reference.double().reshape(-1, reference.shape[-1])
+    exact = reference.double().reshape(-1, reference.shape[-1] if reference.dim() else 1)
     rows = (value.double().reshape(exact.shape) - exact).norm(dim=-1)
     sizes = exact.norm(dim=-1)
     tiny = 1e-30  # a reference of zeros: anything but zeros is infinitely wrong, and finite in the record
@@ -69,6 +71,33 @@ def judge_op(
     if found.total > allowed or found.worst_row > allowed_row:
         return ReasonCode.OP_ERROR_EXCEEDED, found, base, allowed
     return None, found, base, allowed
+
+
+def judge_outputs(
+    values: Any, baselines: Any, references: Any, *, ratio: float
+) -> tuple[ReasonCode | None, Error | None, Error, float]:
+    """`judge_op` over all that a call returns: the first wrong output, else the one nearest to being wrong."""
+    value, baseline, reference = outputs_of(values), outputs_of(baselines), outputs_of(references)
+    if len(value) != len(baseline):
+        return ReasonCode.WRONG_OUTPUT_LAYOUT, None, Error(0.0, 0.0), 0.0
+    rows = [judge_op(*item, ratio=ratio) for item in zip(value, baseline, reference, strict=True)]
+    wrong = [row for row in rows if row[0] is not None]
+    return wrong[0] if wrong else max(rows, key=lambda row: row[1].total / row[3] if row[1] else 0.0)
+
+
+def layout_of(tensor: Tensor) -> tuple[int, ...]:
+    """Strides, less those that address nothing."""
+    return tuple(stride if size > 1 else 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def exactly(op: Op, call: OpCall) -> Any:
+    """The op's exact maths on that call: in float64, from the very values that the call holds."""
+    return op.reference(*(wider(tensor) for tensor in call.tensors), *call.scalars)
+
+
+def wider(tensor: Any) -> Any:
+    """The tensor in float64; whole numbers, masks and None as they are."""
+    return tensor.double() if tensor is not None and tensor.is_floating_point() else tensor
 
 
 @dataclass(frozen=True)

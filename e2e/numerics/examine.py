@@ -18,15 +18,14 @@ from torch import Tensor, nn
 
 from e2e.errors import CandidateError, UsageError
 from e2e.measure.fingerprint import checksum
-from e2e.numerics.captures import Captured, clone_call, save_calls, select
-from e2e.numerics.compare import distance_of, error_of, floor_of, judge_op
+from e2e.numerics.captures import Captured, output_names, save_calls, select
+from e2e.numerics.compare import distance_of, error_of, exactly, floor_of, judge_outputs
+from e2e.numerics.conformance import LOUD, Outputs, Watch
 from e2e.numerics.kept import Kept
 from e2e.patch import Patch, observed, sites_in
 from e2e.protocols import Op, OpCall, Site
 from e2e.schema.words import ReasonCode
 
-CONFORMANCE_EPSILONS = 8.0
-"""A site's own forward may differ from the op's exact maths by this many epsilons of its dtype."""
 MODE_RATIO = 8.0
 """A mode's outputs may err this many times as much as the eager baseline's before the mode counts as wrong."""
 
@@ -54,73 +53,77 @@ class Examiner:
         self._session = session
         self._op = op
         self._sites = sites
+        self.fit: list[Site] = []
+        """Sites that compute the op, as the survey found."""
         self._calls: list[Captured] = []
         self._logits: tuple[Tensor, Tensor] | None = None
         self._steps: tuple[Tensor, Tensor] | None = None
 
     def survey(self, *, seed: int, path: Path, budget_bytes: int) -> dict[str, Any]:
-        """Run one eager step, see every site's calls, check that each site computes the op, keep inputs."""
-        seen: dict[str, list[tuple[OpCall, Tensor]]] = {}
+        """Run eager steps, see every call of the op, check that each site computes it, keep inputs.
 
-        def see(site: Site, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            if site.incompatible is None:
-                call = self._op.call_of(site, args, kwargs)
-                if not isinstance(output, Tensor):
-                    raise UsageError(f"{site.fqn} returns {type(output).__name__}; {self._op.name} is one tensor")
-                seen.setdefault(site.fqn, []).append((clone_call(call), output.clone()))
-
-        with torch.no_grad(), observed(self._sites, see):
-            self._session.reset()
-            self._session.program(self._session.model)(*self._session.batch(seed))
-        rows = [self._site_row(site, seen.get(site.fqn, [])) for site in self._sites]
-        usable = {row["fqn"] for row in rows if row["incompatible"] is None}
-        calls = [Captured(fqn, "captured", call) for fqn, pairs in seen.items() if fqn in usable for call, _ in pairs]
-        kept = select(calls, budget_bytes)
+        The first step runs the model as it is; the next ones with every site's own code put where a kernel would
+        stand. An owner that then gives something else is left out with its like, and another step is run without
+        them, since what comes after them saw other inputs.
+        """
+        outputs = Outputs(self._session.device)
+        with outputs.kept(self._sites):
+            self._step(seed)
+        problems = {site.fqn: site.incompatible for site in self._sites if site.incompatible is not None}
+        while True:
+            watch = Watch(self._op, seed, budget_bytes)
+            sites = [site for site in self._sites if site.fqn not in problems]
+            why = self._try_in_place(sites, watch, outputs, seed)
+            if why is None:
+                break
+            site, problem = why
+            problems |= {item.fqn: problem for item in sites if type(item.module) is type(site.module)}
+        problems |= watch.problems
+        self.fit = [site for site in self._sites if site.fqn not in problems and site.fqn in watch.dims]
+        fit = {site.fqn for site in self.fit}
+        kept = select([item for item in watch.calls if item.site in fit], budget_bytes)
         if kept:
             first = kept[0]
             edges = [Captured(first.site, label, call) for label, call in self._op.edge_calls(first.call, seed)]
             self._calls = [*kept, *edges]
             save_calls(path, self._calls)
+        rows = [self._site_row(site, problems.get(site.fqn), watch.dims.get(site.fqn, [])) for site in self._sites]
         return {"sites": rows, "captured": len(kept), "calls": len(self._calls)}
 
-    def _site_row(self, site: Site, pairs: list[tuple[OpCall, Tensor]]) -> dict[str, Any]:
-        problem = site.incompatible or (None if pairs else "it is not called in this step")
-        for call, output in pairs:
-            problem = problem or self._mismatch(call, output)
-        dims = [self._op.dims(call) for call, _ in pairs]
+    def _try_in_place(self, sites: list[Site], watch: Watch, outputs: Outputs, seed: int) -> tuple[Site, str] | None:
+        """One step with every site's own code in the kernel's place: the first site that this changes, and how."""
+        with outputs.compared(sites), observed(self._op, sites, watch.see):
+            try:
+                self._step(seed)
+            except LOUD as error:
+                inside = outputs.inside
+                if inside is None:
+                    raise
+                return inside, f"its forward does not run with its own code in the kernel's place: {error}"
+        if outputs.changed is None:
+            return None
+        return outputs.changed, "its forward gives other outputs with its own code in the kernel's place"
+
+    def _step(self, seed: int) -> None:
+        with torch.no_grad():
+            self._session.reset()
+            self._session.program(self._session.model)(*self._session.batch(seed))
+
+    def _site_row(self, site: Site, problem: str | None, dims: list[dict[str, int | str]]) -> dict[str, Any]:
         return {
             "fqn": site.fqn,
             "owner": type(site.module).__name__,
-            "incompatible": problem,
+            "incompatible": problem or (None if dims else "it is not called in this step"),
             "dims": dims[0] if dims else {},
             "all_dims": dims,
-            "calls": len(pairs),
+            "calls": len(dims),
         }
 
-    def _mismatch(self, call: OpCall, output: Tensor) -> str | None:
-        expected = self._op.allocate(*call.tensors, *call.scalars)
-        if output.shape != expected.shape or output.dtype != expected.dtype:
-            return f"it returns {_form(output)}, where {self._op.name} returns {_form(expected)}"
-        error = error_of(output, self._exact(call)).total
-        allowed = CONFORMANCE_EPSILONS * torch.finfo(output.dtype).eps
-        if error <= allowed:
-            return None
-        return (
-            f"its own forward is not {self._op.name}: relative difference {error:.1e}, rounding explains {allowed:.1e}"
-        )
-
-    def _exact(self, call: OpCall) -> Tensor:
-        result: Tensor = self._op.reference(*(tensor.double() for tensor in call.tensors), *call.scalars)
-        return result
-
-    def _baseline(self, call: OpCall, fqn: str) -> Tensor:
-        """The site's own module on any call: its own forward, with the call's other tensors in place."""
+    def _baseline(self, call: OpCall, fqn: str) -> Any:
+        """The site's own code on any call."""
         site = next(site for site in self._sites if site.fqn == fqn)
-        module = copy.deepcopy(site.module)
-        _load_state(module, self._op.call_of(Site(fqn, module, site.scalars), call.tensors[:1], {}), call)
         with torch.no_grad():
-            result: Tensor = module(call.tensors[0])
-        return result
+            return self._op.own(site)(*call.tensors, *call.scalars)
 
     def compare_ops(self, *, outputs: Path, ratio: float) -> list[dict[str, Any]]:
         """The candidate's outputs, read from a file it wrote, against reference and baseline."""
@@ -128,15 +131,15 @@ class Examiner:
         rows = []
         for place, item in enumerate(self._calls):
             row = self._row(item)
-            value = results.get(f"o{place}")
-            if value is not None:
-                row |= self._verdict(item, value, ratio)
+            values = [results[name] for name in output_names(results, place)]
+            if values:
+                row |= self._verdict(item, values, ratio)
             rows.append(row)
         return rows
 
-    def _verdict(self, item: Captured, value: Tensor, ratio: float) -> dict[str, Any]:
+    def _verdict(self, item: Captured, values: list[Tensor], ratio: float) -> dict[str, Any]:
         base = self._baseline(item.call, item.site)
-        code, found, own, allowed = judge_op(value, base, self._exact(item.call), ratio=ratio)
+        code, found, own, allowed = judge_outputs(values, base, exactly(self._op, item.call), ratio=ratio)
         return {
             "status": "wrong" if code else "passed",
             "code": code,
@@ -159,11 +162,12 @@ class Examiner:
 
     def mutants(self, *, ratio: float) -> list[dict[str, Any]]:
         """Whether the very same comparison, on the very same inputs, rejects each wrong kernel."""
-        exact = [(item, self._baseline(item.call, item.site), self._exact(item.call)) for item in self._calls]
+        exact = [(item, self._baseline(item.call, item.site), exactly(self._op, item.call)) for item in self._calls]
         rows = []
         for name, mutant in self._op.mutants().items():
             caught = any(
-                judge_op(mutant(*item.call.tensors, *item.call.scalars), base, reference, ratio=ratio)[0] is not None
+                judge_outputs(mutant(*item.call.tensors, *item.call.scalars), base, reference, ratio=ratio)[0]
+                is not None
                 for item, base, reference in exact
             )
             rows.append({"name": name, "caught": caught})
@@ -304,9 +308,8 @@ class Examiner:
         """The model one precision higher, with the op's sites in exact maths (norms often compute in float32)."""
         higher = torch.float64 if self._session.cell.dtype == "float32" else torch.float32
         model = copy.deepcopy(self._session.model).to(higher)
-        sites = [site for site in sites_in(model, self._sites) if site.incompatible is None]
         function: Callable[..., Any] = self._op.reference
-        Patch(self._op, sites, lambda site: function)
+        Patch(self._op, sites_in(model, self.fit), lambda site: function)
         return model
 
 
@@ -338,10 +341,6 @@ def _same_again(known: dict[str, Tensor], questions: list[Question], model: nn.M
     return len(chosen) if is_finite else 0
 
 
-def _form(tensor: Tensor) -> str:
-    return f"{' x '.join(map(str, tensor.shape))} {str(tensor.dtype).removeprefix('torch.')}"
-
-
 def read_outputs(path: Path, device: str, *names: str) -> dict[str, Tensor]:
     """What the candidate's process says its outputs are.
 
@@ -356,12 +355,6 @@ def read_outputs(path: Path, device: str, *names: str) -> dict[str, Tensor]:
         if name not in found:
             raise CandidateError(f"the candidate's outputs have no {name!r}", code="tampered")
     return found
-
-
-def _load_state(module: nn.Module, own: OpCall, call: OpCall) -> None:
-    """Give the module the call's weights instead of its own."""
-    for mine, wanted in zip(own.tensors[1:], call.tensors[1:], strict=True):
-        mine.data = wanted
 
 
 def _wrong(code: ReasonCode) -> dict[str, Any]:

@@ -15,13 +15,12 @@ from torch import Tensor
 
 from e2e.binding import NO_BACKWARD, differentiable, trainable
 from e2e.errors import CandidateError
-from e2e.numerics.captures import clone_call, load_calls
+from e2e.numerics.captures import clone_call, load_calls, output_name
+from e2e.numerics.compare import layout_of
+from e2e.numerics.conformance import LOUD
 from e2e.numerics.constraints import declined_by
-from e2e.patch import Patch, copy_sharing_weights, sites_in
-from e2e.protocols import Op, OpCall, Site
-
-LOUD = (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError, AssertionError)
-"""How kernels refuse an input; anything else ends the worker's request."""
+from e2e.patch import Patch, copy_sharing_weights, sites_in, split
+from e2e.protocols import Op, OpCall, Site, outputs_of
 
 
 def run_calls(
@@ -43,7 +42,7 @@ def run_calls(
                 remarks.append({"declined": why})
                 continue
             try:
-                remark, value = _one(op, kernel, item.call)
+                remark, values = _one(op, kernel, item.call)
             except LOUD as error:
                 if item.label == "captured":
                     raise
@@ -51,8 +50,7 @@ def run_calls(
                 remarks.append({"declined": f"it raised {type(error).__name__}: {str(error).strip()[:200]}"})
                 continue
             remarks.append(remark)
-            if value is not None:
-                results[f"o{place}"] = value
+            results |= {output_name(place, number): value for number, value in enumerate(values)}
     finally:
         torch.use_deterministic_algorithms(False)
         torch.utils.deterministic.fill_uninitialized_memory = poison
@@ -60,28 +58,38 @@ def run_calls(
     return remarks
 
 
-def _one(op: Op, kernel: Callable[..., Any], call: Any) -> tuple[dict[str, Any], Tensor | None]:
+def _one(op: Op, kernel: Callable[..., Any], call: OpCall) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
+    """What is remarkable about one call, and its outputs; none where they are not what the op returns."""
     given = clone_call(call)
-    output = kernel(*given.tensors, *given.scalars)
-    if type(output) is not Tensor:
-        return {"problem": f"it returned {type(output).__name__}, not a tensor"}, None
-    first = output.clone()
-    again = kernel(*given.tensors, *given.scalars)
-    changed = any(
-        not torch.equal(_bits(mine), _bits(theirs)) for mine, theirs in zip(given.tensors, call.tensors, strict=True)
-    )
-    expected = op.allocate(*call.tensors, *call.scalars)
-    aliased = any(
-        output.numel() and output.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
-        for tensor in (*given.tensors, again)
-    )
+    returned = kernel(*given.tensors, *given.scalars)
+    allocated = op.allocate(*call.tensors, *call.scalars)
+    outputs = (returned,) if isinstance(allocated, Tensor) else outputs_of(returned)
+    expected = outputs_of(allocated)
+    if len(outputs) != len(expected) or any(type(output) is not Tensor for output in outputs):
+        kinds = ", ".join(type(output).__name__ for output in outputs)
+        wanted = "a tensor" if len(expected) == 1 else f"{len(expected)} tensors"
+        return {"problem": f"it returned {kinds or 'nothing'}, not {wanted}"}, ()
+    first = tuple(output.clone() for output in outputs)
+    again = outputs_of(kernel(*given.tensors, *given.scalars))
+    pairs = [pair for pair in zip(given.tensors, call.tensors, strict=True) if pair[0] is not None]
+    inputs = [mine for mine, _ in pairs]
+    strides = [
+        str(tuple(output.stride()))
+        for output, wanted in zip(outputs, expected, strict=True)
+        if layout_of(output) != layout_of(wanted) and output.numel() > 1
+    ]
     remark = {
-        "inputs_changed": changed,
-        "repeats": bool(torch.equal(_bits(first), _bits(again))),
-        "aliased": bool(aliased),
-        "layout": None if output.stride() == expected.stride() or output.numel() <= 1 else str(tuple(output.stride())),
+        "inputs_changed": any(not torch.equal(_bits(mine), _bits(theirs)) for mine, theirs in pairs),
+        "repeats": all(torch.equal(_bits(mine), _bits(theirs)) for mine, theirs in zip(first, again, strict=True)),
+        "aliased": any(_share(output, other) for output in outputs for other in (*inputs, *again)),
+        "layout": ", ".join(strides) or None,
     }
-    return remark, first.contiguous()
+    return remark, tuple(output.contiguous() for output in first)
+
+
+def _share(output: Tensor, other: Tensor) -> bool:
+    """Whether both lie in the same storage; nothing shares an empty one."""
+    return bool(output.numel()) and output.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def _bits(tensor: Tensor) -> Tensor:
@@ -119,7 +127,11 @@ def engage(session: Any, op: Op, sites: list[Site], kernel: Callable[..., Any], 
 
 
 def _constant(op: Op) -> Callable[..., Any]:
-    return lambda *call: torch.full_like(op.allocate(*call), math.pi)
+    def constant(*call: Any) -> Any:
+        made = op.allocate(*call)
+        return made.fill_(math.pi) if isinstance(made, Tensor) else tuple(item.fill_(math.pi) for item in made)
+
+    return constant
 
 
 def _outputs(
@@ -139,13 +151,12 @@ def guarded(op: Op, site: Site, kernel: Callable[..., Any], constraints: list[st
     """
     if not constraints:
         return kernel
-    own, scalars = type(site.module).forward, len(op.scalar_names)
+    own = op.own(site)
 
     def call(*args: Any) -> Any:
-        split = len(args) - scalars
-        if declined_by(constraints, op.dims(OpCall(args[:split], args[split:]))) is None:
+        if declined_by(constraints, op.dims(split(op, args))) is None:
             return kernel(*args)
-        return own(site.module, args[0])
+        return own(*args)
 
     return call
 

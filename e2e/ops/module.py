@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from e2e.errors import UsageError
 from e2e.ops._mistakes import without_last_row
+from e2e.ops._sites import takes_one_tensor
 from e2e.protocols import OpCall, Site
 
 
@@ -46,22 +48,25 @@ class ModuleOp:
             self.tensor_names = ("x", *names)
             arguments = ", ".join(f"Tensor {name.replace('.', '_')}" for name in self.tensor_names)
             self.schema = f"({arguments}) -> Tensor"
-        return [Site(fqn, module, {}) for fqn, module in found]
+        return [Site(fqn, module, {}, None if takes_one_tensor(module) else _SEVERAL) for fqn, module in found]
 
-    def call_of(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> OpCall:
-        """`forward(x)` means op(x, *parameters).
+    def own(self, site: Site) -> Callable[..., Any]:
+        """The module with that state."""
+        module = site.module
+        names = [name for name, _ in _state(module)]
 
-        Raises:
-            UsageError: the module is called with anything but one tensor.
-        """
-        values = (*args, *kwargs.values())
-        if len(values) != 1 or not isinstance(values[0], Tensor):
-            kinds = ", ".join(type(value).__name__ for value in values)
-            raise UsageError(f"{site.fqn} is called with ({kinds}); {self.name} stands for modules of one tensor")
-        return OpCall((values[0], *(tensor for _, tensor in _state(site.module))), ())
+        def original(x: Tensor, *state: Tensor) -> Any:
+            if all(mine is theirs for (_, mine), theirs in zip(_state(module), state, strict=True)):
+                return type(module).forward(module, x)
+            return _called(module, dict(zip(names, state, strict=True)), x)
 
-    def forward_with(self, site: Site, function: Callable[..., Any]) -> Callable[..., Any]:
+        return original
+
+    def forward_with(self, site: Site, function: Callable[..., Any] | None) -> Callable[..., Any]:
         """A forward that calls `function(x, *parameters)`."""
+        if function is None:
+            own: Callable[..., Any] = type(site.module).forward
+            return own
         names = [name for name, _ in _state(site.module)]
         paths = [name.split(".") for name in names]
 
@@ -78,15 +83,11 @@ class ModuleOp:
         if self._module is None:
             raise RuntimeError("find_sites was not called")
         names = [name for name, _ in _state(self._module)]
-        result: Tensor = torch.func.functional_call(self._module, dict(zip(names, state, strict=True)), (x,))
+        result: Tensor = _called(self._module, dict(zip(names, state, strict=True)), x)
         return result
 
     def allocate(self, x: Tensor, *state: Tensor) -> Tensor:
         """An uninitialised output like `x`."""
-        return torch.empty_like(x)
-
-    def fake(self, x: Tensor, *state: Tensor) -> Tensor:
-        """Shape, strides and dtype of the output."""
         return torch.empty_like(x)
 
     def dims(self, call: OpCall) -> dict[str, int | str]:
@@ -100,6 +101,14 @@ class ModuleOp:
             "hidden": hidden,
             "dtype": str(x.dtype).removeprefix("torch."),
         }
+
+    def example(self, dtype: str, device: str, seed: int) -> OpCall:
+        """None: a module's calls come from its model.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(f"{self.name} is what some model's module computes: check it with a workload")
 
     def edge_calls(self, call: OpCall, seed: int) -> Iterable[tuple[str, OpCall]]:
         """The captured shape with other values: nothing else is known to be legal for an unknown module."""
@@ -120,8 +129,19 @@ class ModuleOp:
         }
 
 
+def _called(module: nn.Module, state: dict[str, Tensor], x: Tensor) -> Any:
+    """On a copy, so that hooks and a patched forward of the module itself play no part."""
+    twin = copy.copy(module)
+    vars(twin).pop("forward", None)
+    for hooks in ("_forward_hooks", "_forward_pre_hooks"):
+        vars(twin)[hooks] = {}
+    return torch.func.functional_call(twin, state, (x,))
+
+
 def _state(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [*module.named_parameters(), *module.named_buffers()]
 
+
+_SEVERAL = "its forward takes more than one argument; `module:` stands for modules of one tensor"
 
 PLUGIN = ModuleOp()

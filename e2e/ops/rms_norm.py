@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from e2e.ops._inputs import Draw
 from e2e.ops._mistakes import without_last_row
+from e2e.ops._sites import InModules
 from e2e.protocols import OpCall, Site
 
 _EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps")
 
 
-class RmsNorm:
+class RmsNorm(InModules):
     """y = x / sqrt(mean(x^2) + eps) * weight, over the last dimension.
 
     Shapes:
@@ -56,30 +58,12 @@ class RmsNorm:
             problem = f"no epsilon was found under {', '.join(_EPS_NAMES)}"
         return Site(fqn, module, {"eps": eps}, problem)
 
-    def call_of(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> OpCall:
-        """`forward(x)` means rms_norm(x, self.weight, eps)."""
-        x = args[0] if args else next(iter(kwargs.values()))
-        return OpCall((x, site.module.weight), (site.scalars["eps"],))
-
-    def forward_with(self, site: Site, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A forward that calls `function(x, weight, eps)`."""
-        eps = site.scalars["eps"]
-
-        def forward(self: nn.Module, hidden_states: Tensor) -> Any:
-            return function(hidden_states, self.weight, eps)
-
-        return forward
-
     def reference(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Plain maths in the precision it is given; float64 is the trusted one."""
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 
     def allocate(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """An uninitialised y."""
-        return torch.empty_like(x)
-
-    def fake(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Shape, strides and dtype of y."""
         return torch.empty_like(x)
 
     def dims(self, call: OpCall) -> dict[str, int | str]:
@@ -92,18 +76,17 @@ class RmsNorm:
             "dtype": str(x.dtype).removeprefix("torch."),
         }
 
+    def example(self, dtype: str, device: str, seed: int) -> OpCall:
+        """Rows of a model's width, with weights around one."""
+        draw = Draw.of(dtype, device, seed)
+        return OpCall((draw.made(draw.normal(4, 64, 1024)), draw.made(1 + 0.2 * draw.normal(1024))), (1e-5,))
+
     def edge_calls(self, call: OpCall, seed: int) -> Iterable[tuple[str, OpCall]]:
         """Hard inputs at the call's width: values that hide bugs at other scales, layouts, and few rows."""
         x = call.tensors[0]
         (eps,) = call.scalars
-        generator = torch.Generator().manual_seed(seed)
-        hidden = x.shape[-1]
-
-        def draw(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-        def make(values: Tensor) -> Tensor:
-            return values.to(device=x.device, dtype=x.dtype)
+        hidden, drawn = x.shape[-1], Draw(seed, x)
+        draw, make = drawn.normal, drawn.made
 
         # Trained norms can have weights near one value, and fresh ones are all ones: an ignored weight must show.
         strange = make(draw(hidden) + 1.5)

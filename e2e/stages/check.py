@@ -91,6 +91,7 @@ def survey(course: Course) -> None:
             refused = [text for dims in row["all_dims"] if (text := declined_by(manifest.constraints, dims))]
             why, status = (f"the kernel declares {refused[0]!r}", "declined") if refused else (None, "patched")
         records.append(SiteRecord(fqn=row["fqn"], owner=row["owner"], status=status, reason=why, dims=row["dims"]))
+    course.crew.fit = [record.fqn for record in records if record.status != "incompatible"]
     course.fqns = [record.fqn for record in records if record.status == "patched"]
     _know_sites(course, records, proof="")
     course.progress.note(f"{len(records)} sites of {course.crew.op}, {len(course.fqns)} take the kernel")
@@ -141,7 +142,7 @@ def warm_caches(course: Course) -> list[tuple[Worker, list[str]]]:
     for names in groups.values():
         if _is_clean(course, ArmName.parse(names[0])):
             worker = course.crew.worker(clean=True)
-            course.crew.require(worker, "arena")
+            course.crew.make_arena(worker)
         else:
             worker = course.crew.candidate_worker(course.fqns, stage=STAGE)
         for name in names:

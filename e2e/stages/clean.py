@@ -28,7 +28,7 @@ def make_ready(course: Course, plan: Mapping[str, int]) -> list[str]:
     Eager as shipped is always there, for the audit. Baselines that failed beside the candidate are tried again.
     """
     assert course.clean is not None
-    course.crew.require(course.clean, "arena")
+    course.crew.make_arena(course.clean)
     course.crew.require(course.clean, "prepare", arm=AS_SHIPPED)
     own = _own(course)
     failed = [arm.name for arm in own if arm.status == "failed"]

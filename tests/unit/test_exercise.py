@@ -53,7 +53,7 @@ def run(inputs: Path, kernel: Norm, *constraints: str) -> tuple[list[dict[str, A
 def test_an_honest_kernel_leaves_no_remark_but_that_it_repeats(inputs: Path) -> None:
     remarks, outputs = run(inputs, OP.reference)
     assert remarks == 2 * [{"inputs_changed": False, "repeats": True, "aliased": False, "layout": None}]
-    assert {name: tuple(value.shape) for name, value in outputs.items()} == {"o0": (5, 16), "o1": (1, 16)}
+    assert {name: tuple(value.shape) for name, value in outputs.items()} == {"o0.0": (5, 16), "o1.0": (1, 16)}
 
 
 def test_a_kernel_that_writes_into_its_input_is_seen(inputs: Path) -> None:
@@ -97,7 +97,7 @@ def test_the_output_that_counts_is_that_of_the_first_call(inputs: Path) -> None:
     def drifting(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return buffer[: len(x)].fill_(float(next(calls)))
 
-    assert run(inputs, drifting)[1]["o0"].unique().tolist() == [0.0]
+    assert run(inputs, drifting)[1]["o0.0"].unique().tolist() == [0.0]
 
 
 def test_other_strides_are_seen(inputs: Path) -> None:
@@ -107,7 +107,7 @@ def test_other_strides_are_seen(inputs: Path) -> None:
     remarks, outputs = run(inputs, transposed)
     assert remarks[0]["layout"] == "(1, 5)"
     assert remarks[1]["layout"] is None, "one row has the same memory either way"
-    assert outputs["o0"].is_contiguous()
+    assert outputs["o0.0"].is_contiguous()
 
 
 def test_what_is_no_tensor_is_seen(inputs: Path) -> None:
@@ -133,8 +133,8 @@ def test_memory_left_unwritten_shows_as_nan(inputs: Path) -> None:
         return y
 
     _, outputs = run(inputs, lazy)
-    assert outputs["o0"][-1].isnan().all()
-    assert outputs["o0"][:-1].isfinite().all()
+    assert outputs["o0.0"][-1].isnan().all()
+    assert outputs["o0.0"][:-1].isfinite().all()
 
 
 def test_poisoning_ends_with_the_check_even_after_an_error(inputs: Path) -> None:
@@ -166,7 +166,7 @@ def test_raising_on_an_input_that_this_workload_does_not_have_is_a_refusal(input
 
     remarks, outputs = run(inputs, refuses_one)
     assert remarks[1] == {"declined": "it raised ValueError: one row"}
-    assert list(outputs) == ["o0"]
+    assert list(outputs) == ["o0.0"]
 
 
 def test_an_input_that_the_constraints_exclude_is_never_tried(inputs: Path) -> None:

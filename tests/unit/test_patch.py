@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from e2e import registry
 from e2e.ops.rms_norm import RmsNorm
 from e2e.patch import Patch, copy_sharing_weights, observed, sites_in
-from e2e.protocols import Site
+from e2e.protocols import OpCall, Site
 from tests import tiny
 
 torch.set_num_threads(1)
@@ -223,16 +223,20 @@ def test_sites_in_a_copy_are_the_same_places_in_its_own_modules(model: nn.Module
 
 
 def test_observed_sees_every_call_with_arguments_and_output(model: nn.Module) -> None:
-    seen: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []
+    seen: list[tuple[str, tuple[int, ...], Any, tuple[int, ...]]] = []
     sites = OP.find_sites(model)
-    with observed(sites, lambda site, a, k, out: seen.append((site.fqn, tuple(a[0].shape), tuple(out.shape)))):
+
+    def see(site: Site, call: OpCall, output: Tensor) -> None:
+        seen.append((site.fqn, tuple(call.tensors[0].shape), call.scalars, tuple(output.shape)))
+
+    with observed(OP, sites, see):
         logits(model)
     shape = (2, 6, tiny.HIDDEN)
-    assert sorted(seen) == sorted((site.fqn, shape, shape) for site in sites)
+    assert sorted(seen) == sorted((site.fqn, shape, (1e-5,), shape) for site in sites)
 
 
-def test_observing_leaves_no_hook_behind_even_after_an_error(model: nn.Module) -> None:
+def test_observing_leaves_nothing_behind_even_after_an_error(model: nn.Module) -> None:
     before = states(model)
-    with pytest.raises(ZeroDivisionError), observed(OP.find_sites(model), lambda *_: 1 / 0):
+    with pytest.raises(ZeroDivisionError), observed(OP, OP.find_sites(model), lambda *_: 1 / 0):
         logits(model)
     assert states(model) == before

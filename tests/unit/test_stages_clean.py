@@ -55,6 +55,9 @@ class CleanCrew:
             worker.stage(fields["arm"], len(fields["seeds"]) - fields["settle"])
         return {}
 
+    def make_arena(self, worker: CleanWorker) -> None:
+        """Arms need no place here."""
+
 
 def course(worker: CleanWorker, found: Evidence, *, left_s: float = 60.0) -> Course:
     crew: Any = CleanCrew()

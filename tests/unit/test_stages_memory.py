@@ -109,8 +109,8 @@ class FakeCrew:
         self.clean_workers[-1].clean = True
         return self.clean_workers[-1]
 
-    def require(self, worker: FakeWorker, do: str) -> None:
-        assert do == "arena"
+    def make_arena(self, worker: FakeWorker) -> None:
+        """Arms need no place here."""
 
     def hand_over_compiled(self, *, is_earlier: bool = False) -> None:
         self.handed_over += 1

@@ -1,0 +1,139 @@
+"""How ops stand in models: modules whose forward is the op, and functions that a forward calls by name."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from e2e.protocols import Site
+
+
+class InModules:
+    """Sites whose `forward(x)` is the op: op(x, the module's tensors..., scalars read from it...).
+
+    A subclass names its tensors; those after the first are attributes of the module by the same name, or by the one
+    that `attribute` gives.
+    """
+
+    tensor_names: tuple[str, ...]
+    scalar_names: tuple[str, ...]
+
+    def attribute(self, name: str) -> str:
+        """Where the module keeps that tensor."""
+        return name
+
+    def own(self, site: Site) -> Callable[..., Any]:
+        """The module's own forward, with the call's tensors as its state."""
+        module, forward = site.module, type(site.module).forward
+        count = len(self.tensor_names)
+        names = [self.attribute(name) for name in self.tensor_names[1:]]
+
+        def original(x: Tensor, *rest: Any) -> Any:
+            state = dict(zip(names, rest[: count - 1], strict=True))
+            mine = module if all(getattr(module, name) is state[name] for name in names) else standing_in(module, state)
+            return forward(mine, x)
+
+        return original
+
+    def forward_with(self, site: Site, function: Callable[..., Any] | None) -> Callable[..., Any]:
+        """A forward that hands `function` the tensor it is given, the module's tensors and its scalars."""
+        forward: Callable[..., Any] = type(site.module).forward
+        if function is None:
+            return forward
+        names = [self.attribute(name) for name in self.tensor_names[1:]]
+        scalars = tuple(site.scalars[name] for name in self.scalar_names)
+        return _forward(function, names, scalars, takes=first_parameter(forward))
+
+
+def _forward(
+    function: Callable[..., Any], names: list[str], scalars: tuple[Any, ...], *, takes: str
+) -> Callable[..., Any]:
+    """Every eager call of a candidate passes here: the common forms are spelt out, so that nothing is added."""
+    if takes not in ("hidden_states", "input"):  # the name that callers may use has to be the forward's own
+
+        def by_any_name(self: nn.Module, *args: Any, **named: Any) -> Any:
+            (x,) = args or named.values()
+            return function(x, *[getattr(self, name) for name in names], *scalars)
+
+        return by_any_name
+    if takes == "input":
+
+        def of_input(self: nn.Module, input: Tensor) -> Any:
+            return function(input, *[getattr(self, name) for name in names], *scalars)
+
+        return of_input
+    if names == ["weight"] and len(scalars) == 1:
+        (scalar,) = scalars
+
+        def of_weight(self: nn.Module, hidden_states: Tensor) -> Any:
+            return function(hidden_states, self.weight, scalar)
+
+        return of_weight
+
+    def forward(self: nn.Module, hidden_states: Tensor) -> Any:
+        return function(hidden_states, *[getattr(self, name) for name in names], *scalars)
+
+    return forward
+
+
+def first_parameter(forward: Callable[..., Any]) -> str:
+    """Name of the first argument after `self`."""
+    names = list(inspect.signature(forward).parameters)
+    return names[1] if len(names) > 1 else ""
+
+
+def takes_one_tensor(module: nn.Module) -> bool:
+    """Whether its forward can be called with one argument."""
+    parameters = list(inspect.signature(type(module).forward).parameters.values())[1:]
+    named = [item for item in parameters if item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)]
+    return sum(item.default is item.empty for item in named) == 1
+
+
+def standing_in(module: nn.Module, state: Mapping[str, Tensor | None]) -> nn.Module:
+    """The module's like, sharing everything but those tensors; the module itself is not touched."""
+    twin = copy.copy(module)
+    vars(twin)["_parameters"] = {**module._parameters}
+    vars(twin)["_buffers"] = {**module._buffers}
+    for name, tensor in state.items():
+        place = "_buffers" if name in module._buffers else "_parameters"
+        vars(twin)[place][name] = tensor
+    return twin
+
+
+def plain_forward(module: nn.Module) -> types.FunctionType | None:
+    """The class's forward under its decorators; None where it is no plain Python function."""
+    forward = inspect.unwrap(type(module).forward)
+    return forward if isinstance(forward, types.FunctionType) else None
+
+
+def calls_by_name(module: nn.Module, name: str) -> Any:
+    """What the owner's forward finds under that global name, if it uses it; else None."""
+    forward = plain_forward(module)
+    if forward is None or name not in forward.__code__.co_names:
+        return None
+    return forward.__globals__.get(name)
+
+
+def with_globals(module: nn.Module, **replaced: Any) -> Callable[..., Any]:
+    """The owner's forward over private globals: nothing that anyone else sees changes.
+
+    Decorators are stripped, in identical code too: they cost host time.
+    """
+    forward = plain_forward(module)
+    assert forward is not None
+    own = {**forward.__globals__, **replaced}
+    del own["__name__"]  # else torch.compile looks names up in the module of that name, and guards what is there
+    rebuilt = types.FunctionType(
+        forward.__code__,
+        own,
+        forward.__name__,
+        forward.__defaults__,
+        forward.__closure__,
+    )
+    rebuilt.__kwdefaults__, rebuilt.__module__ = forward.__kwdefaults__, forward.__module__
+    return rebuilt
