@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import json
 import os
 import shutil
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from e2e.cache import cache_folder
 from e2e.configuration import LoadedWorkload
 from e2e.errors import E2EError, EnvironmentFault, UsageError
+from e2e.exam import Exam
 from e2e.integrity.isolation import WARM_COMPILER, free_memory_bytes, namespace_prefix, without_secrets
 from e2e.measure.machine import has_vectors, thread_count
 from e2e.processes import Worker, WorkerFault, Zygote
@@ -24,11 +27,13 @@ from e2e.schema.kernel import Kernel
 from e2e.schema.policy import Policy
 from e2e.schema.words import ReasonCode, Stage, accusation
 from e2e.schema.workload import Cell
+from e2e.surroundings import packages
 from e2e.units import Seconds
 
 MANY_CORES = 8
 """From here on compiling in parallel pays; below, the processes only slow each other."""
-_MODULES = ("torch._dynamo", "torch._inductor.compile_fx", "transformers", "safetensors.torch", "numpy")
+_MODULES = ("transformers", "safetensors.torch", "numpy")
+_COMPILER = ("torch._dynamo", "torch._inductor.compile_fx")
 _KINDS = {
     "timed_out": ReasonCode.TIMED_OUT,
     "crashed": ReasonCode.CANDIDATE_CRASHED,
@@ -55,11 +60,15 @@ class Crew:
     op: str
     device: str
     seed: int
+    """Of what is timed, and of what the op alone is checked on."""
+    exam: Exam
     policy: Policy
     scratch: Path
     kernel: Kernel
     built: Built | None = None
     """Set when the compiler is done, which runs beside the zygotes' imports."""
+    compiles: bool = True
+    """Whether a stage that compiles may come."""
     confined: bool = False
     adopted: dict[str, Built] = field(default_factory=dict)
     """Kernels adopted earlier, which the policy names as opponents; by their arms' alternative."""
@@ -82,11 +91,17 @@ class Crew:
             caches = self._caches(clean=clean)
             self.starts_cold[clean] = not (caches.is_dir() and any(caches.iterdir()))
             self._zygotes[clean] = Zygote(
-                [*_MODULES, *self._model_modules()],
+                [*(_COMPILER if self.compiles else ()), *_MODULES, *self._model_modules()],
                 environment=self._environment(clean),
                 prefix=prefix,
                 log=self.scratch / f"zygote-{'clean' if clean else 'candidate'}.log",
             )
+
+    def warm(self) -> None:
+        """Let the zygotes warm the compiler for the workers that compile, beside those that only examine."""
+        for clean, zygote in self._zygotes.items():
+            if self._compiles(clean):
+                zygote.warm()
 
     def worker(self, *, clean: bool) -> Worker:
         """A fresh process with the workload open.
@@ -94,6 +109,10 @@ class Crew:
         Raises:
             EnvironmentFault, UsageError: the workload cannot be opened here.
         """
+        return self.opened(self.begin(clean=clean))
+
+    def begin(self, *, clean: bool) -> Worker:
+        """A fresh process that begins to open the workload; nothing waits for it yet."""
         number = next(self._numbers)
         private = self.scratch / f"tmp-{number}"
         private.mkdir()
@@ -101,12 +120,25 @@ class Crew:
             {"clean": clean, "environment": {"TMPDIR": str(private)}},
             log=self.scratch / f"worker-{number}.log",
         )
+        worker.clean = clean
         try:
-            worker.facts = worker.call("open", timeout_s=self.policy.budgets.import_s, **self._opening(clean))
+            worker.send("open", **self._opening(clean))
         except WorkerFault as fault:
             worker.close()
             raise _ours(fault) from fault
-        worker.clean = clean
+        return worker
+
+    def opened(self, worker: Worker) -> Worker:
+        """The process that was begun, with the workload open.
+
+        Raises:
+            EnvironmentFault, UsageError: the workload cannot be opened here.
+        """
+        try:
+            worker.facts = worker.answer("open", timeout_s=self.policy.budgets.import_s)
+        except WorkerFault as fault:
+            worker.close()
+            raise _ours(fault) from fault
         self._weights = self._weights or worker.facts["weights"]
         if worker.facts["weights"] != self._weights:
             worker.close()
@@ -116,13 +148,13 @@ class Crew:
             )
         return worker
 
-    def candidate_worker(self, fqns: list[str], *, stage: Stage) -> Worker:
-        """A fresh process with the candidate bound at those sites, ready for arms.
+    def candidate_worker(self, fqns: list[str], *, stage: Stage, begun: Worker | None = None) -> Worker:
+        """A fresh process, or the one begun for it, with the candidate bound at those sites, ready for arms.
 
         Raises:
             CandidateFault: the candidate could not be loaded.
         """
-        worker = self.worker(clean=False)
+        worker = self.worker(clean=False) if begun is None else self.opened(begun)
         self.bind(worker, fqns, stage=stage)
         self.make_arena(worker, stage=stage)
         return worker
@@ -143,15 +175,30 @@ class Crew:
         self.ask(worker, "bind", stage=stage, built=self.built.model_dump(mode="json"), fqns=fqns, adopted=adopted)
         self.bind_s = time.monotonic() - start if self.bind_s is None else self.bind_s
 
-    def hand_over_compiled(self) -> None:
+    def has_compiled(self, arms: Sequence[str]) -> bool:
+        """Whether an earlier run's clean processes compiled these arms; what the cache has lost since costs time."""
+        return self._compiled(arms).is_file()
+
+    def know_compiled(self, arms: Sequence[str]) -> None:
+        """This run's clean processes did, for later runs with another kernel."""
+        with contextlib.suppress(OSError):
+            self._compiled(arms).touch()
+
+    def _compiled(self, arms: Sequence[str]) -> Path:
+        opening = {name: value for name, value in self._opening(True).items() if name not in ("exam", "seed")}
+        asked = [opening, sorted(arms), packages()]
+        return self._caches(clean=True) / f"{hashlib.sha256(json.dumps(asked).encode()).hexdigest()}.done"
+
+    def hand_over_compiled(self, *, is_earlier: bool = False) -> None:
         """Give this kernel's workers what clean ones compiled, over whatever an earlier run of it left there.
 
-        The next kernel finds the model's own code compiled, and no kernel can slow down or spoil its opponents' for
-        a later run.
+        If it is an earlier run's, no first step of this one is cold. The next kernel finds the model's own code
+        compiled, and no kernel can slow down or spoil its opponents' for a later run.
         """
         source = self._caches(clean=True)
         if source.is_dir():
             shutil.copytree(source, self._caches(clean=False), dirs_exist_ok=True)
+            self.starts_cold |= {False: False} if is_earlier else {}
 
     def ask(
         self, worker: Worker, do: str, *, stage: Stage, timeout_s: float | None = None, **fields: Any
@@ -225,6 +272,7 @@ class Crew:
             "root": str(self.workload.path.parent),
             "device": self.device,
             "seed": self.seed,
+            "exam": {**asdict(self.exam), "folder": str(self.exam.folder) if self.exam.folder else None},
             "threads": thread_count(),
             # it examines while others compile: on few cores its threads would wait for each other, and hold the cores
             "exam_threads": 1 if clean and self.device == "cpu" and thread_count() < MANY_CORES else thread_count(),
@@ -243,14 +291,15 @@ class Crew:
             "KINETO_LOG_LEVEL": "99",
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",  # more would start a pool, hence threads, in the zygote
-            # the first compilation of a process imports for seconds: once, before the forks
+            # the first compilation of a process imports for seconds: once, before the forks of those that compile
             **({WARM_COMPILER: "compile" if self.device == "cpu" else "import"} if self._compiles(clean) else {}),
             # Inductor compiles a probe per vector extension, 5 s of a cold start; the flags are there to read
             **({"TORCHINDUCTOR_VEC_ISA_OK": "1"} if has_vectors() else {}),
         }
 
     def _compiles(self, clean: bool) -> bool:
-        return (not clean or thread_count() >= MANY_CORES) and any(mode.is_compiled for mode in self.policy.modes)
+        is_asked = self.compiles and any(mode.is_compiled for mode in self.policy.modes)
+        return is_asked and (not clean or thread_count() >= MANY_CORES)
 
     def _caches(self, *, clean: bool) -> Path:
         """Of compiled code: a candidate could poison what it can write, so each kernel has its own copy."""

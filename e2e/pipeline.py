@@ -20,16 +20,17 @@ from e2e.cache import cache_folder
 from e2e.configuration import LoadedWorkload, load_workload
 from e2e.crew import CandidateFault, Crew, Deadline
 from e2e.errors import CandidateError, E2EError, UsageError, exit_code_of
+from e2e.exam import SEED_SPACE, Exam, draw, identity_of
 from e2e.judge import judge
 from e2e.measure.devices import Device, cuda_devices, find_device, reserved
-from e2e.measure.machine import Watch
+from e2e.measure.machine import Watch, thread_count
 from e2e.measure.schedule import SeedSource
 from e2e.preflight import check_fit, check_model, check_places, check_repeat
 from e2e.protocols import BuildTarget, Built, Progress
 from e2e.reading import read_kernel
 from e2e.request import Loaded, Request, policy_of
 from e2e.rules.pins import pins_missed
-from e2e.schema.evidence import BuildRecord, Evidence, Fault, Where
+from e2e.schema.evidence import BuildRecord, Evidence, ExamRecord, Fault, Where
 from e2e.schema.kernel import Kernel
 from e2e.schema.policy import Policy
 from e2e.schema.result import Result
@@ -45,8 +46,6 @@ from e2e.sweep import is_final
 STAGES = ((Stage.CHECK, check), (Stage.SCREEN, screen), (Stage.VERDICT, time_verdict))
 RESERVE_RATIO = 0.08
 """Share of a cell's time kept for traces, memory and the report."""
-SEED_SPACE = 2**31
-"""Run seeds; step seeds count up from a multiple of it, so that those of two runs never meet."""
 
 
 def validate(request: Request, progress: Progress) -> Result:
@@ -251,15 +250,18 @@ def course_of(
     scratch: Path,
 ) -> Course:
     """The way through one cell, nothing started yet."""
+    exam = exam_of(loaded, cell)
     crew = Crew(
         workload=loaded.workload,
         cell=cell,
         op=loaded.kernel.manifest.op,
         device=loaded.device.name,
         seed=loaded.seed,
+        exam=exam,
         policy=loaded.policy,
         scratch=scratch,
         kernel=loaded.kernel,
+        compiles=loaded.request.until.rank > Stage.CHECK.rank,
     )
     budget = loaded.policy.budgets.cell_s
     return Course(
@@ -268,7 +270,12 @@ def course_of(
         progress=progress,
         deadline=Deadline(budget),
         folder=run.folder,
-        evidence=Evidence(origin=loaded.origin, stage_asked=loaded.request.until, stage_finished=None),
+        evidence=Evidence(
+            origin=loaded.origin,
+            stage_asked=loaded.request.until,
+            stage_finished=None,
+            exam=ExamRecord(seed=exam.seed, run=exam.run),
+        ),
         traces=loaded.request.traces and loaded.policy.traces,
         rng=random.Random(loaded.seed),
         seeds=SeedSource((loaded.seed + 1) * SEED_SPACE),
@@ -276,6 +283,26 @@ def course_of(
         watch=Watch(loaded.device.name),
         cells=len(cells_of(loaded.workload.workload)),
     )
+
+
+def exam_of(loaded: Loaded, cell: Cell) -> Exam:
+    """Inputs of the model-level check: of the caller's seed, else of the one in use here; fresh where that is asked."""
+    policy, workload = loaded.policy, loaded.workload
+    if not policy.numerics.reuse or policy.pins.fresh_seed or loaded.request.until is Stage.BUILD:
+        return Exam(loaded.seed)
+    asked = [
+        workload.workload.model_dump(mode="json"),
+        str(workload.path.parent),
+        cell.model_dump(mode="json"),
+        loaded.kernel.manifest.op,
+        loaded.device.name,
+        loaded.device.arch,
+        thread_count(),
+    ]
+    folder = cache_folder() / "references"
+    if loaded.request.seed is not None:
+        return Exam(loaded.seed, folder, identity_of(asked))
+    return draw(folder, asked)
 
 
 def _build_record(built: Built) -> BuildRecord:

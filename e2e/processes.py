@@ -25,6 +25,8 @@ from e2e.integrity.isolation import die_with_parent
 from e2e.schema.answers import checked
 
 FaultKind = Literal["raised", "crashed", "exited", "timed_out", "garbage"]
+WARM_S = 180.0
+"""A first compilation imports for seconds, on a cold disk for many; it is given as long as the imports."""
 SEND_S = 30.0
 """A request fits the socket's buffer, or nearly: a worker that does not read it in this time is stopped."""
 
@@ -63,6 +65,7 @@ class Zygote:
                 preexec_fn=die_with_parent,
             )
         self._ready: dict[str, Any] | None = None
+        self._is_warming = False
         self.threads: list[str] = []
         """Names of its threads: more than one is a risk at every fork, which the time limits contain."""
 
@@ -82,10 +85,35 @@ class Zygote:
                     f"could not import torch and transformers in a worker within {timeout_s:.0f} s; "
                     f"`e2e doctor` looks closer\n{tail}"
                 ) from error
-            if self._ready["cuda_initialized"]:
-                raise E2EError("a zygote initialised CUDA, which no fork survives: an imported package did that")
-            self.threads = self._ready["threads"]
+            self._know(self._ready)
         return self._ready
+
+    def _know(self, state: dict[str, Any]) -> None:
+        if state["cuda_initialized"]:
+            raise E2EError("a zygote initialised CUDA, which no fork survives: an imported package did that")
+        self.threads = state["threads"]
+
+    def warm(self) -> None:
+        """Let it warm torch's compiler, as its environment says how, for the workers still to come; does not wait."""
+        self._settle()
+        with contextlib.suppress(OSError):  # whoever needs it next finds out that it ended
+            self._control.send(json.dumps({"do": "warm"}).encode())
+            self._is_warming = True
+
+    def _settle(self) -> None:
+        """Until it listens again.
+
+        Raises:
+            ChannelClosed: it has ended, or did not come back in time.
+        """
+        if not self._is_warming:
+            return
+        self._is_warming = False
+        try:
+            self._know(self._receive(WARM_S))
+        except TimeoutError as error:
+            self.close()
+            raise ChannelClosed("the zygote did not come back") from error
 
     def spawn(self, request: Mapping[str, Any], *, log: Path) -> Worker:
         """A fresh worker process; its stdout and stderr go to `log`."""
@@ -94,6 +122,7 @@ class Zygote:
         with log.open("ab") as stream, theirs:
             fds = [theirs.fileno(), stream.fileno(), stream.fileno()]
             try:
+                self._settle()
                 socket.send_fds(self._control, [json.dumps({"do": "spawn", **request}).encode()], fds)
                 pid = int(self._receive(30.0)["pid"])
             except (OSError, ChannelClosed) as error:
@@ -118,6 +147,7 @@ class Zygote:
 
     def _ask(self, request: Mapping[str, Any]) -> int | None:
         try:
+            self._settle()
             self._control.send(json.dumps(request).encode())
             status = self._receive(30.0)["status"]
         except (OSError, ChannelClosed):

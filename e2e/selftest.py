@@ -16,10 +16,11 @@ from e2e.builders.planted import REFERENCE
 from e2e.cache import cache_folder
 from e2e.configuration import load_policy, load_workload
 from e2e.errors import INTERNAL_FAULT, INTERRUPTED, UsageError
+from e2e.exam import SEED_SPACE
 from e2e.formats._names import check_op
 from e2e.measure.devices import find_device, reserved
 from e2e.measure.machine import Watch
-from e2e.pipeline import SEED_SPACE, course_of
+from e2e.pipeline import course_of
 from e2e.preflight import check_model, check_places
 from e2e.protocols import Progress
 from e2e.request import Loaded, Request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from e2e.schema.evidence import Engagement, Evidence, ModelCheck, OpCheck, TrainingCheck
+from e2e.schema.evidence import Engagement, Evidence, ExamRecord, ModelCheck, OpCheck, TrainingCheck
 from e2e.schema.policy import Policy
 from e2e.schema.result import CellResult, Result
 from e2e.schema.verdict import MemoryVerdict, NumericsVerdict, Verdict
@@ -43,6 +43,7 @@ def facts_of(result: Result, cell: CellResult, *, is_deciding: bool) -> tuple[tu
     facts = [
         *_op_checks(evidence.op_checks, verdict.numerics, result.policy),
         *_model_check(evidence.model_check, verdict.numerics),
+        *_exam(evidence.exam),
         *_training(evidence.training),
         *_engagement(evidence.engagement),
         *(_memory(verdict.memory) if evidence.stage_asked.rank >= Stage.SCREEN.rank else ()),
@@ -94,6 +95,21 @@ def _model_check(check: ModelCheck | None, numerics: NumericsVerdict) -> Facts:
         f" same top token {percent(check.top1_candidate, digits=5)}"
         f" (baseline {percent(check.top1_baseline, digits=5)}); {count(check.tokens, 'token')}",
     )
+
+
+def _exam(exam: ExamRecord | None) -> Facts:
+    """Whether reference and baseline answered in this run; nothing where all of it was computed here."""
+    if exam is None or not (exam.kept or exam.rejected):
+        return
+    parts = []
+    if exam.kept:
+        parts.append(
+            f"of {count(exam.rows, 'row')} of text kept from an earlier run; {exam.rows_again} of them computed again,"
+            " the same bit for bit"
+        )
+    if exam.rejected:
+        parts.append("what an earlier run kept did not come out the same again, so it was computed afresh")
+    yield "references", f"{'; '.join(parts)} (exam seed {exam.seed})"
 
 
 def _training(check: TrainingCheck | None) -> Facts:

@@ -86,6 +86,7 @@ class Handlers:
         root: str,
         device: str,
         seed: int,
+        exam: dict[str, Any],
         threads: int,
         exam_threads: int,
         extra_bytes: int | None,
@@ -105,18 +106,22 @@ class Handlers:
         loaded = Workload.model_validate(workload)
         task = registry.load("tasks", loaded.task)
         self.device, self.seed, self.include = device, seed, loaded.include
-        self.session = task.open(loaded, Cell.model_validate(cell), root=Path(root), device=device, seed=seed)
-        self.session.prepare(seed)
+        self.exam_seed: int = exam["seed"]
+        self.session = task.open(loaded, Cell.model_validate(cell), root=Path(root), device=device, seed=self.exam_seed)
+        self.session.prepare(self.exam_seed)
         self.op = registry.load_op(op)
         self.sites = self.op.find_sites(self.session.model)
         if extra_bytes is not None:
             limit_address_space(extra_bytes)
         name = "CPU" if device == "cpu" else torch.cuda.get_device_name(device)
         memory = None if device == "cpu" else torch.cuda.get_device_properties(device).total_memory
+        weights = _weights(self.session.model)
+        asked = [exam["identity"], self.exam_seed, op, weights, name, exam_threads]
+        self._answers_kept = (exam["folder"], asked)
         return {
             "facts": self.session.facts,
             "sites": len(self.sites),
-            "weights": _weights(self.session.model),
+            "weights": weights,
             "device": name,
             "memory": memory,
             "alternatives": list(self.op.alternatives),
@@ -134,11 +139,22 @@ class Handlers:
 
     def do_reference_logits(self, *, tokens: int) -> dict[str, Any]:
         """See Examiner.reference_logits."""
-        return self.examiner.reference_logits(tokens=tokens, seed=self.seed)
+        kept = self._kept()
+        found = self.examiner.reference_logits(tokens=tokens, seed=self.exam_seed, kept=kept)
+        return {**found, **kept.report}
 
-    def do_reference_step(self) -> None:
+    def do_reference_step(self) -> dict[str, Any]:
         """See Examiner.reference_step."""
-        self.examiner.reference_step(seed=self.seed)
+        kept = self._kept()
+        self.examiner.reference_step(seed=self.exam_seed, kept=kept)
+        return dict(kept.report)
+
+    def _kept(self) -> Any:
+        """Where answers to the exam are kept, by all that they depend on beyond the questions themselves."""
+        from e2e.numerics.kept import Kept, surroundings
+
+        folder, identity = self._answers_kept
+        return Kept(Path(folder) if folder else None, [*identity, *surroundings(self.session.model, self.examiner.fit)])
 
     def do_mutants(self, *, ratio: float) -> dict[str, Any]:
         """See Examiner.mutants."""
@@ -212,7 +228,7 @@ class Handlers:
         from e2e.numerics.examine import Examiner
         from e2e.numerics.exercise import model_logits
 
-        rows = Examiner.token_rows(self.session, tokens, self.seed)
+        rows = Examiner.token_rows(self.session, tokens, self.exam_seed)
         calls = model_logits(
             self.session,
             self.op,
@@ -320,7 +336,7 @@ class Handlers:
 
         from e2e.numerics.examine import Examiner
 
-        seeds = Examiner.probe_seeds(self.session, self.seed)
+        seeds = Examiner.probe_seeds(self.session, self.exam_seed)
         logits = torch.cat([self.arena.outputs(arm, seed)[0] for seed in seeds])
         save_file({"logits": logits.contiguous()}, Path(path))
 

@@ -38,7 +38,7 @@ COMPILER_MODULES = (
 
 
 def main() -> None:
-    """Serve `spawn`, `kill` and `wait` until the parent closes its end."""
+    """Serve `spawn`, `warm`, `kill` and `wait` until the parent closes its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     control = socket.socket(fileno=int(sys.argv[1]))
     _reply(control, _preload(sys.argv[2:]))
@@ -57,6 +57,9 @@ def main() -> None:
             for fd in fds:
                 os.close(fd)
             _reply(control, {"pid": pid})
+        elif request["do"] == "warm":
+            _warm_compiler(os.environ.pop(WARM_COMPILER, None))
+            _reply(control, _state())
         elif request["do"] == "kill":
             _kill(request["pid"])
             _reply(control, {"status": _wait(request["pid"], 5.0, statuses)})
@@ -81,7 +84,13 @@ def _preload(modules: list[str]) -> dict[str, Any]:
                 raise
     for name in blocked:
         del sys.modules[name]
-    _warm_compiler(os.environ.pop(WARM_COMPILER, None))
+    return _state()
+
+
+def _state() -> dict[str, Any]:
+    """What a fork would not survive, as far as it is there."""
+    import torch
+
     threads = [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")]
     return {"threads": threads, "cuda_initialized": bool(torch.cuda.is_initialized())}
 
@@ -101,6 +110,7 @@ def _become_worker(fds: list[int], request: dict[str, Any]) -> None:
     """Never returns. The parent-death signal and the new session make it easy to end; fds above 3 are closed."""
     die_with_parent()
     os.setsid()
+    os.environ.pop(WARM_COMPILER, None)
     channel, out, err = fds
     null = os.open(os.devnull, os.O_RDONLY)
     high = [os.dup2(fd, 1000 + place, inheritable=False) for place, fd in enumerate((null, out, err, channel))]

@@ -69,7 +69,7 @@ class Watch:
     def _mismatch_elsewhere(self, site: Site, call: OpCall) -> str | None:
         """The same with other weights: those of ones or zeros would hide how they enter."""
         other = self._perturbed(site, call)
-        if other is None:
+        if other is None or not all(bool(item.isfinite().all()) for item in outputs_of(exactly(self._op, other))):
             return None
         problem = self._mismatch(other, self._op.own(site)(*other.tensors, *other.scalars))
         return None if problem is None else f"with other weights {problem}"
@@ -84,10 +84,12 @@ class Watch:
         return OpCall(tuple(tensors), call.scalars)
 
     def _other(self, tensor: Tensor) -> Tensor:
+        """A quarter away at most, so that what must be positive or below one stays so; zeros become something."""
         generator = torch.Generator(device=tensor.device).manual_seed(self._seed)
-        noise = torch.randn(tensor.shape, generator=generator, device=tensor.device, dtype=torch.float32)
-        scale = tensor.float().abs().mean().clamp_min(1e-3)
-        return (tensor.float() * (1 + 0.5 * noise) + 0.1 * scale * noise.roll(1)).to(tensor.dtype)
+        noise = torch.rand(tensor.shape, generator=generator, device=tensor.device, dtype=torch.float32) - 0.5
+        size = tensor.float().abs().mean()
+        size = torch.where(size > 0, size, torch.ones_like(size))
+        return (tensor.float() * (1 + 0.4 * noise) + 0.1 * size * noise.roll(1)).to(tensor.dtype)
 
     def _keep(self, site: Site, call: OpCall) -> None:
         size = sum(t.untyped_storage().nbytes() for t in call.tensors if t is not None)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +17,33 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from e2e.errors import CandidateError, UsageError
+from e2e.measure.fingerprint import checksum
 from e2e.numerics.captures import Captured, output_names, save_calls, select
 from e2e.numerics.compare import distance_of, error_of, exactly, floor_of, judge_outputs
 from e2e.numerics.conformance import LOUD, Outputs, Watch
+from e2e.numerics.kept import Kept
 from e2e.patch import Patch, observed, sites_in
 from e2e.protocols import Op, OpCall, Site
 from e2e.schema.words import ReasonCode
 
 MODE_RATIO = 8.0
 """A mode's outputs may err this many times as much as the eager baseline's before the mode counts as wrong."""
+
+
+AGAIN = 1 / 16
+"""Share of the questions that are asked again of answers that an earlier run kept, one at least."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One call of the model, answered by the baseline at once and by the reference row by row."""
+
+    ids: Tensor
+    """All that the answers depend on; (B, S)."""
+    baseline: Callable[[], Tensor]
+    """(B, ...)."""
+    reference: Callable[[nn.Module, Tensor], Tensor]
+    """(S,) -> (1, ...)."""
 
 
 class Examiner:
@@ -151,15 +173,39 @@ class Examiner:
             rows.append({"name": name, "caught": caught})
         return rows
 
-    def reference_logits(self, *, tokens: int, seed: int) -> dict[str, Any]:
-        """Teacher-forced logits by the reference and by the eager baseline, kept here."""
+    def reference_logits(self, *, tokens: int, seed: int, kept: Kept) -> dict[str, Any]:
+        """Teacher-forced logits by the reference and by the eager baseline, held here."""
         rows = self.token_rows(self._session, tokens, seed)
-        baseline = _flat(torch.cat([self._session.logits(self._session.model, ids) for ids in rows]))
-        self._need_finite(baseline)
+        logits = self._session.logits
+        reference, baseline = self._answers(
+            "logits",
+            [
+                Question(ids, partial(logits, self._session.model, ids), lambda model, row: logits(model, row[None]))
+                for ids in rows
+            ],
+            kept,
+        )
+        self._logits = (_flat(reference), _flat(baseline))
+        return {"tokens": sum(ids.numel() for ids in rows), "reference": str(reference.dtype).removeprefix("torch.")}
+
+    def _answers(self, name: str, questions: list[Question], kept: Kept) -> tuple[Tensor, Tensor]:
+        """The reference's and the baseline's answers to all questions, row after row; of what is kept, some again.
+
+        Raises:
+            UsageError: the baseline's are not finite.
+        """
         model = self._reference_model()
-        reference = _flat(torch.cat([self._session.logits(model, row[None]) for ids in rows for row in ids]))
-        self._logits = (reference, baseline)
-        return {"tokens": reference.shape[0], "reference": str(reference.dtype).removeprefix("torch.")}
+
+        def compute() -> dict[str, Tensor]:
+            baseline = torch.cat([question.baseline() for question in questions])
+            self._need_finite(baseline)
+            rows = [question.reference(model, row) for question in questions for row in question.ids]
+            return {"reference": torch.cat(rows), "baseline": baseline}
+
+        about = [checksum(question.ids).item() for question in questions]
+        found = kept.tensors(name, about, compute, lambda known: _same_again(known, questions, model))
+        device = self._session.device
+        return found["reference"].to(device), found["baseline"].to(device)
 
     @staticmethod
     def token_rows(session: Any, tokens: int, seed: int) -> list[Tensor]:
@@ -209,18 +255,24 @@ class Examiner:
             "code": code,
         }
 
-    def reference_step(self, *, seed: int) -> None:
+    def reference_step(self, *, seed: int, kept: Kept) -> None:
         """The reference's and the eager baseline's logits of a few whole steps at the cell's real shape."""
-        model, program = self._reference_model(), self._session.program(self._session.model)
-        references, baselines = [], []
-        with torch.no_grad():
-            for step in self.probe_seeds(self._session, seed):
-                self._session.reset()
-                baselines.append(program(*self._session.batch(step))[0].clone())
-                for row in self._session.step_ids(step):
-                    references.append(model(input_ids=row[None], use_cache=False, logits_to_keep=1).logits)
-        self._need_finite(torch.cat(baselines))
-        self._steps = (torch.cat(references), torch.cat(baselines))
+        session, program = self._session, self._session.program(self._session.model)
+
+        def baseline(step: int) -> Tensor:
+            with torch.no_grad():
+                session.reset()
+                found: Tensor = program(*session.batch(step))[0].clone()
+            return found
+
+        def reference(model: nn.Module, row: Tensor) -> Tensor:
+            with torch.no_grad():
+                found: Tensor = model(input_ids=row[None], use_cache=False, logits_to_keep=1).logits
+            return found
+
+        steps = self.probe_seeds(session, seed)
+        questions = [Question(session.step_ids(step), partial(baseline, step), reference) for step in steps]
+        self._steps = self._answers("steps", questions, kept)
 
     @staticmethod
     def probe_seeds(session: Any, seed: int) -> list[int]:
@@ -259,6 +311,34 @@ class Examiner:
         function: Callable[..., Any] = self._op.reference
         Patch(self._op, sites_in(model, self.fit), lambda site: function)
         return model
+
+
+def _same_again(known: dict[str, Tensor], questions: list[Question], model: nn.Module) -> int:
+    """Rows computed again, if they and the forms of all are as known, bit for bit; else 0.
+
+    Bit for bit, because the same process computed them from the same bytes on the same kind of device. Where a device
+    does not repeat itself nothing holds, and everything is computed afresh in every run: slower, never wrong.
+    """
+    draw = secrets.SystemRandom()  # no candidate can know what will be asked again
+    chosen = draw.sample(range(len(questions)), max(1, round(AGAIN * len(questions))))
+    firsts = [0, *accumulate(question.ids.shape[0] for question in questions)]
+    for place in chosen:
+        question, first = questions[place], firsts[place]
+        row = draw.randrange(question.ids.shape[0])
+        again = {
+            "reference": (first + row, question.reference(model, question.ids[row])),
+            "baseline": (first, question.baseline()),
+        }
+        if set(known) != set(again):
+            return 0
+        for part, (start, value) in again.items():
+            found = known[part]
+            if found.shape != (firsts[-1], *value.shape[1:]) or found.dtype != value.dtype:
+                return 0
+            if not torch.equal(found[start : start + value.shape[0]].to(value.device), value):
+                return 0
+    is_finite = all(bool(torch.isfinite(value).all()) for value in known.values())
+    return len(chosen) if is_finite else 0
 
 
 def read_outputs(path: Path, device: str, *names: str) -> dict[str, Tensor]:

@@ -34,6 +34,8 @@ def pins_missed(evidence: Evidence, pins: Pins) -> list[str]:
         missed.append(f"the weights are {origin.weights}, and the policy pins {pins.weights}")
     if pins.fresh_seed and origin.seed_chosen:
         missed.append("the caller chose the seed, and the policy wants a fresh one")
+    if pins.fresh_seed and evidence.exam is not None and evidence.exam.run > 1:
+        missed.append("the model's outputs were checked on an earlier run's inputs, and the policy wants fresh ones")
     if pins.no_overrides and origin.overrides:
         missed.append(f"--set changed {some(origin.overrides)}, and the policy wants the file as it is")
     return missed

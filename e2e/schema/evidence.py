@@ -131,6 +131,23 @@ class ModelCheck(Record):
     """Calls of the kernel in it; 0 when its constraints exclude them all, and then the check says nothing."""
 
 
+class ExamRecord(Record):
+    """Inputs of the model-level check, and which answers to them an earlier run knew."""
+
+    seed: int
+    """Draws them; and the weights where they are random, and a decode step's context."""
+    run: int = 1
+    """Of the runs that share the seed, which one this is, from 1."""
+    kept: list[str] = []
+    """Answers of reference and baseline (`logits`, `steps`) that were an earlier run's."""
+    rows: int = 0
+    """Rows of text in them."""
+    rows_again: int = 0
+    """How many of those this run's clean process computed again; they came out the same, bit for bit."""
+    rejected: list[str] = []
+    """Answers of an earlier run of which a part did not come out the same again: thrown away, and computed afresh."""
+
+
 class TrainingCheck(Record):
     """One training step, arm against arm."""
 
@@ -382,6 +399,8 @@ class Evidence(Record):
     op_checks: list[OpCheck] = []
     mutants: list[MutantCheck] = []
     model_check: ModelCheck | None = None
+    exam: ExamRecord | None = None
+    """None in runs of before it was recorded: their exam had the run's own seed."""
     training: TrainingCheck | None = None
     arms: list[ArmRecord] = []
     baseline: str | None = None

@@ -34,6 +34,9 @@ class Numerics(Record):
     """Teacher-forced tokens of the model-level comparison, at most."""
     capture_bytes: int = Field(256 * 2**20, ge=1)
     """Most bytes of captured op inputs kept for the op-level comparison."""
+    reuse: bool = True
+    """Whether the model-level comparison may have an earlier run's inputs, and then what the reference and the baseline
+    made of them; a part of it is always computed again."""
 
 
 class Budgets(Record):
@@ -73,7 +76,7 @@ class Pins(Record):
     stage: Stage | None = None
     """The last stage that must have been asked for."""
     fresh_seed: bool = False
-    """Refuses a seed that the caller chose."""
+    """Refuses a seed that the caller chose, and model-level inputs that an earlier run had."""
     no_overrides: bool = False
     """Refuses `--set`."""
 

@@ -27,21 +27,21 @@ STAGE = Stage.CHECK
 
 
 def check(course: Course) -> None:
-    """Survey the model, begin the pilot's compilation beside it, and judge the candidate's outputs."""
+    """Survey the model, begin to compile beside it what an earlier run did not, and judge the candidate's outputs."""
     course.progress.stage("check", "loading the model, looking for the op's sites")
     with course.spending("load"):
-        course.clean = course.crew.worker(clean=True)
+        clean, begun = course.crew.begin(clean=True), course.crew.begin(clean=False)
+        course.crew.warm()
+        course.clean = course.crew.opened(clean)
     know_device(course)
     survey(course)
     if not course.fqns:
+        begun.close()
         course.finish(STAGE)
         return
     if course.crew.cell.step != "train" and course.evidence.stage_asked.rank > STAGE.rank:
-        if thread_count() >= MANY_CORES:
-            course.warmers = warm_caches(course)
-        else:
-            begin_pilot(course, arm_names(course))
-    worker = course.crew.candidate_worker(course.fqns, stage=STAGE)
+        course.warmers = warm_caches(course)
+    worker = course.crew.candidate_worker(course.fqns, stage=STAGE, begun=begun)
     course.learn(bind_s=course.crew.bind_s)
     try:
         course.progress.stage("check", "the op on the model's own activations, against float64")
@@ -122,42 +122,57 @@ def begin_pilot(course: Course, names: Sequence[str]) -> None:
 
 
 def warm_caches(course: Course) -> list[tuple[Worker, list[str]]]:
-    """Where cores abound, compile the arms in several processes at once; the pilot then finds them in the cache.
+    """Compile ahead of the pilot, which then finds the code in the cache: the model's own in clean processes, where no
+    kernel can meddle, and not again where an earlier run's did; where cores abound, the kernel's as well.
 
-    One process per kind of arm, its modes one after the other: modes of one kind share most of their code. What
-    compiles cold does it here, so these first steps are the ones that a user meets. The model's own code is
-    compiled in clean processes, where no kernel can meddle.
+    There, one process per kind of arm, its modes one after the other: modes of one kind share most of their code.
+    What compiles cold does it here, so these first steps are the ones that a user meets.
     """
-    kinds: dict[tuple[Role, str | None], list[str]] = {}
-    for name in map(ArmName.parse, arm_names(course)):
-        if course.compiles(name):
-            kinds.setdefault((name.role, name.alternative), []).append(str(name))
+    is_wide = thread_count() >= MANY_CORES
+    arms = [arm for arm in map(ArmName.parse, arm_names(course)) if course.compiles(arm)]
+    is_done = course.crew.has_compiled([str(arm) for arm in arms if _is_clean(course, arm)])
+    groups: dict[Any, list[str]] = {}
+    for arm in arms:
+        is_clean = _is_clean(course, arm)
+        if (is_clean and not is_done) or (is_wide and not is_clean):
+            groups.setdefault((arm.role, arm.alternative) if is_wide else "one at a time", []).append(str(arm))
+    if is_done and not groups:
+        course.crew.hand_over_compiled(is_earlier=True)
     warmers = []
-    for (role, alternative), names in kinds.items():
-        is_own = role is Role.BASELINE and not is_adopted(alternative)
-        if is_own or (role is Role.HEADROOM and course.runs_everywhere):
+    for names in groups.values():
+        if _is_clean(course, ArmName.parse(names[0])):
             worker = course.crew.worker(clean=True)
             course.crew.make_arena(worker)
         else:
             worker = course.crew.candidate_worker(course.fqns, stage=STAGE)
-        for arm in names:
-            worker.send("prepare", arm=arm)
+        for name in names:
+            worker.send("prepare", arm=name)
         warmers.append((worker, names))
     return warmers
 
 
+def _is_clean(course: Course, arm: ArmName) -> bool:
+    """Whether a process that never holds the kernel can compile the arm."""
+    is_own = arm.role is Role.BASELINE and not is_adopted(arm.alternative)
+    return is_own or (arm.role is Role.HEADROOM and course.runs_everywhere)
+
+
 def wait_for_caches(course: Course) -> None:
     """Until the caches are warm; what failed here fails again in the pilot, where it is recorded."""
+    compiled = []
     for worker, names in course.warmers:
         for name in names:
             try:
                 reply = worker.answer("prepare", timeout_s=course.policy.budgets.compile_s)
                 course.know_first_step(name, reply["first_step_s"], clean=worker.clean)
+                compiled += [name] if worker.clean else []
             except WorkerFault as fault:
                 if fault.kind != "raised":
                     break
         worker.close()
     course.warmers = []
+    if compiled:
+        course.crew.know_compiled(compiled)
     course.crew.hand_over_compiled()
 
 
@@ -251,12 +266,24 @@ def check_outputs(course: Course, worker: Worker) -> None:
     course.progress.stage("check", "the model's outputs, against one precision higher")
     assert course.clean is not None
     crew, tokens = course.crew, _model_tokens(course)
-    crew.require(course.clean, "reference_logits", tokens=tokens)
+    know_answers(course, crew.require(course.clean, "reference_logits", tokens=tokens))
     path = str(course.path("logits.safetensors"))
     calls = crew.ask(worker, "logits", stage=STAGE, tokens=tokens, path=path)["calls"]
     row = crew.require(course.clean, "compare_logits", path=path, ratio=course.policy.numerics.error_ratio)
     course.learn(model_check=ModelCheck.model_validate({**row, "kernel_calls": calls}))
-    crew.require(course.clean, "reference_step")
+    if course.evidence.stage_asked.rank > STAGE.rank:  # what modes are compared with
+        know_answers(course, crew.require(course.clean, "reference_step"))
+
+
+def know_answers(course: Course, reply: dict[str, Any]) -> None:
+    """Which of the exam's answers were an earlier run's, as the clean process says."""
+    exam = course.evidence.exam
+    if exam is None:
+        return
+    if reply["rejected"]:
+        course.progress.note("what an earlier run kept did not come out the same again: thrown away, computed afresh")
+    more = {name: getattr(exam, name) + reply[name] for name in ("kept", "rows", "rows_again", "rejected")}
+    course.learn(exam=exam.model_copy(update=more))
 
 
 def _model_tokens(course: Course) -> int:

@@ -24,6 +24,7 @@ import pytest
 
 from e2e import store
 from e2e.integrity.isolation import namespace_prefix
+from e2e.schema.evidence import ExamRecord
 from e2e.schema.result import Result
 from e2e.schema.words import Outcome, Role, Stage
 from tests import tiny
@@ -218,6 +219,53 @@ def test_a_right_kernel_passes_in_half_precision(validate: Callable[..., Ended],
 def test_a_right_kernel_passes_in_decoding(validate: Callable[..., Ended]) -> None:
     ended = validate(GOOD, "--set", "step=decode")
     assert (ended.code, ended.reasons) == (0, [])
+
+
+# ---- A second kernel
+
+
+def exam_of(ended: Ended) -> ExamRecord:
+    exam = ended.result.cells[0].evidence.exam
+    assert exam is not None
+    return exam
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> Path:
+    """The same kernel as another author would have it: other bytes, so nothing of its own is known."""
+    file = tmp_path / GOOD.name
+    file.write_text(f"{GOOD.read_text()}# another author\n")
+    return file
+
+
+def test_a_second_kernel_takes_the_exam_and_the_answers_of_the_first(
+    tmp_path: Path, tiny_workload: Path, tiny_policy: Path, second: Path
+) -> None:
+    found = []
+    for place, kernel in enumerate((GOOD, second)):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        command = ["validate", str(tiny_workload), "--kernel", str(kernel), "--policy", str(tiny_policy)]
+        cache = str(tmp_path / "cache")
+        ended = Started(folder, *command, "--until", "check", E2E_CACHE_DIR=cache).end()
+        assert (ended.code, ended.reasons) == (0, [])
+        found.append(ended)
+    one, two = map(exam_of, found)
+    assert (one.seed, one.run, two.run) == (two.seed, 1, 2)
+    assert (one.kept, two.kept, two.rows_again) == ([], ["logits"], 1)
+    assert "kept from an earlier run" in found[1].out
+    assert found[0].result.seed != found[1].result.seed
+    checks = [item.result.cells[0].evidence.model_check for item in found]
+    assert checks[0] == checks[1], "the same kernel, the same answers"
+
+
+def test_a_policy_without_reuse_draws_inputs_of_its_own(
+    validate: Callable[..., Ended], tmp_path: Path, second: Path
+) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(tiny.write_policy(policy).read_text().replace("numerics: {", "numerics: {reuse: false, "))
+    ended = validate(second, policy=policy)
+    assert (exam_of(ended).seed, exam_of(ended).kept) == (ended.result.seed, [])
 
 
 # ---- Kernels that fail: FAILED, 13

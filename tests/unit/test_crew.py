@@ -6,6 +6,7 @@ import pytest
 
 from e2e.configuration import LoadedWorkload
 from e2e.crew import Crew
+from e2e.exam import Exam
 from tests import results
 from tests.fakes import policy
 
@@ -22,6 +23,7 @@ def test_a_models_config_that_is_damaged_is_left_to_who_opens_the_model(tmp_path
         op="rms_norm",
         device="cpu",
         seed=1,
+        exam=Exam(1),
         policy=policy(),
         scratch=tmp_path,
         kernel=results.kernel(),

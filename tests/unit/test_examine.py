@@ -16,6 +16,7 @@ from e2e.errors import UsageError
 from e2e.numerics.captures import load_calls
 from e2e.numerics.examine import Examiner
 from e2e.numerics.exercise import run_calls
+from e2e.numerics.kept import Kept
 from e2e.ops.rms_norm import RmsNorm
 from e2e.schema.words import ReasonCode
 from tests import tiny
@@ -25,6 +26,7 @@ torch.set_num_threads(1)
 
 OP: RmsNorm = registry.load("ops", "rms_norm")
 RATIO = 2.0
+NOTHING = Kept(None, [])
 BUDGET = 2**24
 
 
@@ -162,7 +164,7 @@ def test_an_output_that_is_missing_from_the_file_is_no_pass(examiner: Examiner, 
 
 
 def logits_of(session: LlamaSession, examiner: Examiner, change: Any, folder: Path) -> dict[str, Any]:
-    examiner.reference_logits(tokens=24, seed=1)
+    examiner.reference_logits(tokens=24, seed=1, kept=NOTHING)
     own = torch.cat([session.logits(session.model, ids) for ids in Examiner.token_rows(session, 24, 1)])
     value: Tensor = change(own.reshape(-1, tiny.VOCABULARY))
     save_file({"logits": value.contiguous()}, folder / "logits")
@@ -206,7 +208,7 @@ def test_the_models_logits_are_judged(
 def test_a_steps_output_is_judged_in_whatever_mode_it_ran(
     session: LlamaSession, examiner: Examiner, tmp_path: Path, factor: float, passed: bool
 ) -> None:
-    examiner.reference_step(seed=1)
+    examiner.reference_step(seed=1, kept=NOTHING)
     seeds = Examiner.probe_seeds(session, 1)
     assert len(seeds) * session.cell.batch >= 8
     with torch.no_grad():
@@ -222,13 +224,13 @@ def test_a_model_that_is_not_finite_itself_can_judge_nothing(tmp_path: Path) -> 
         session.model.get_parameter("lm_head.weight")[3] = float("inf")
     examiner = Examiner(session, OP, OP.find_sites(session.model))
     with pytest.raises(UsageError, match="not finite in float32"):
-        examiner.reference_logits(tokens=24, seed=1)
+        examiner.reference_logits(tokens=24, seed=1, kept=NOTHING)
     with pytest.raises(UsageError, match="not finite in float32"):
-        examiner.reference_step(seed=1)
+        examiner.reference_step(seed=1, kept=NOTHING)
 
 
 def test_the_reference_is_a_copy_and_leaves_the_model_alone(session: LlamaSession, examiner: Examiner) -> None:
     before = session.logits(session.model, session.batch(1)[0])
-    examiner.reference_logits(tokens=24, seed=1)
+    examiner.reference_logits(tokens=24, seed=1, kept=NOTHING)
     assert {p.dtype for p in session.model.parameters()} == {torch.float32}
     assert torch.equal(before, session.logits(session.model, session.batch(1)[0]))

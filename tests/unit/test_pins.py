@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from e2e.judge import judge
-from e2e.schema.evidence import Origin
+from e2e.schema.evidence import ExamRecord, Origin
 from e2e.schema.policy import Pins
 from e2e.schema.verdict import Verdict
 from e2e.schema.words import Mode, Outcome, ReasonCode, Stage
@@ -42,6 +42,14 @@ def test_a_pin_that_does_not_hold_bars_the_verdict_and_says_why(changes: dict[st
     assert (verdict.outcome, verdict.reasons[0].code) == (Outcome.INCONCLUSIVE, ReasonCode.POLICY_NOT_MET)
     assert words in verdict.reasons[0].message
     assert judged(Pins(), origin=origin(**changes)).outcome is Outcome.CONFIRMED
+
+
+def test_a_fresh_seed_means_that_no_earlier_run_had_the_same_exam() -> None:
+    fresh = Pins(fresh_seed=True)
+    assert judged(fresh, origin=origin(), exam=ExamRecord(seed=3)).outcome is Outcome.CONFIRMED
+    verdict = judged(fresh, origin=origin(), exam=ExamRecord(seed=3, run=2))
+    assert (verdict.outcome, verdict.reasons[0].code) == (Outcome.INCONCLUSIVE, ReasonCode.POLICY_NOT_MET)
+    assert judged(Pins(), origin=origin(), exam=ExamRecord(seed=3, run=2)).outcome is Outcome.CONFIRMED
 
 
 def test_every_pin_that_does_not_hold_is_named() -> None:

@@ -296,6 +296,16 @@ def test_a_worker_is_up_in_no_time_and_answers(zygote: Zygote, tmp_path: Path) -
     assert (fault.kind, "do_what_nobody_knows" in fault.message) == ("raised", True)
 
 
+def test_a_zygote_that_was_told_to_warm_up_answers_what_it_is_asked_next(zygote: Zygote, tmp_path: Path) -> None:
+    with spawned(zygote, tmp_path) as worker:
+        zygote.warm()
+        assert zygote.wait(worker.pid, 0.0) is None, "the worker lives; that is not the answer to the warm-up"
+        zygote.warm()
+        with spawned(zygote, tmp_path) as other:
+            assert other.pid != worker.pid
+    assert len(zygote.threads) == 1
+
+
 def test_a_clean_worker_refuses_to_load_a_candidate(zygote: Zygote, tmp_path: Path) -> None:
     with spawned(zygote, tmp_path) as worker:
         assert (

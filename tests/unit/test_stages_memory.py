@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +15,7 @@ from e2e.arm_names import ArmName
 from e2e.configuration import load_workload
 from e2e.crew import Crew, Deadline
 from e2e.errors import EnvironmentFault
+from e2e.exam import Exam
 from e2e.measure.schedule import SeedSource
 from e2e.processes import WorkerFault
 from e2e.protocols import Built
@@ -90,6 +92,7 @@ class FakeCrew:
         self.open = 0
         self.starts_cold = {True: True, False: True}
         self.clean_workers: list[FakeWorker] = []
+        self.compiled: list[str] = []
         self.asked: list[tuple[str, int]] = []
         self.breaks_on = breaks_on
         self.kernel = kernel()
@@ -109,8 +112,14 @@ class FakeCrew:
     def make_arena(self, worker: FakeWorker) -> None:
         """Arms need no place here."""
 
-    def hand_over_compiled(self) -> None:
+    def hand_over_compiled(self, *, is_earlier: bool = False) -> None:
         self.handed_over += 1
+
+    def has_compiled(self, arms: Sequence[str]) -> bool:
+        return bool(self.compiled) and self.compiled == list(arms)
+
+    def know_compiled(self, arms: Sequence[str]) -> None:
+        self.compiled = list(arms)
 
 
 def course(crew: Any, *, rules: Policy | None = None, left_s: float = 60.0, **changes: Any) -> Course:
@@ -215,6 +224,51 @@ def in_python(crew: FakeCrew) -> FakeCrew:
     return crew
 
 
+@pytest.fixture
+def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("e2e.stages.check.thread_count", lambda: 16)
+
+
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("e2e.stages.check.thread_count", lambda: 2)
+
+
+def that_compiles(crew: FakeCrew) -> Course:
+    made = course(crew, rules=policy(modes=["eager", "compile"]))
+    made.facts["alternatives"] = []
+    return made
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_on_few_cores_one_clean_process_compiles_the_models_own_code_and_no_other() -> None:
+    made = that_compiles(FakeCrew())
+    made.warmers = warm_caches(made)
+    assert [(worker.clean, names) for worker, names in made.warmers] == [
+        (True, ["baseline:compile", "headroom:compile"])
+    ]
+    wait_for_caches(made)
+    assert made.crew.compiled == ["baseline:compile", "headroom:compile"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_the_next_kernel_is_handed_what_they_compiled_and_waits_for_nothing() -> None:
+    first, second = that_compiles(FakeCrew()), that_compiles(FakeCrew())
+    second.crew.compiled = ["baseline:compile", "headroom:compile"]  # type: ignore[attr-defined]
+    first.warmers = warm_caches(first)
+    assert 0 == first.crew.handed_over  # type: ignore[attr-defined]
+    assert warm_caches(second) == []
+    assert 1 == second.crew.handed_over  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("many_cores")
+def test_where_cores_abound_the_next_kernel_still_compiles_its_own_code_ahead() -> None:
+    made = that_compiles(FakeCrew())
+    made.crew.compiled = ["baseline:compile", "headroom:compile"]  # type: ignore[attr-defined]
+    assert [(worker.clean, names) for worker, names in warm_caches(made)] == [(False, [COMPILED])]
+
+
+@pytest.mark.usefixtures("many_cores")
 def test_processes_that_warm_the_caches_are_those_whose_first_steps_count() -> None:
     made = course(in_python(FakeCrew(breaks_on="baseline:compile")), rules=policy(modes=["eager", "compile"]))
     made.facts["alternatives"] = []
@@ -266,7 +320,8 @@ def crew(tiny_workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("E2E_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(crew_module, "Zygote", FakeZygote)
     loaded = load_workload(str(tiny_workload), [])
-    fields: dict[str, Any] = {"op": "rms_norm", "device": "cpu", "seed": 1, "policy": policy(), "scratch": tmp_path}
+    fields: dict[str, Any] = {"op": "rms_norm", "device": "cpu", "policy": policy(), "scratch": tmp_path}
+    fields |= {"seed": 1, "exam": Exam(1)}
     return CrewOfOne(workload=loaded, cell=cells_of(loaded.workload)[0], kernel=own_kernel(), **fields)
 
 
@@ -291,6 +346,24 @@ def test_what_clean_workers_compiled_replaces_what_the_kernels_own_left(crew: Cr
     (own / "candidate.py").write_text("kept")
     crew.hand_over_compiled()
     assert {file.name: file.read_text() for file in own.iterdir()} == {"baseline.py": "trusted", "candidate.py": "kept"}
+
+
+def test_an_earlier_runs_code_makes_no_first_step_cold(crew: Crew) -> None:
+    (crew._caches(clean=True) / "inductor").mkdir(parents=True)
+    crew.start()
+    crew.hand_over_compiled(is_earlier=True)
+    assert crew.starts_cold == {True: False, False: False}
+
+
+def test_what_was_compiled_is_known_to_a_run_of_the_same_workload_and_arms(crew: Crew) -> None:
+    crew._caches(clean=True).mkdir(parents=True)
+    crew.know_compiled(["baseline:compile", "headroom:compile"])
+    other_kernel = replace(crew, kernel=own_kernel().model_copy(update={"sha256": "cd" * 32}), seed=2, exam=Exam(2))
+    assert other_kernel.has_compiled(["headroom:compile", "baseline:compile"])
+    assert not crew.has_compiled(["baseline:compile"])
+    assert not replace(crew, cell=crew.cell.model_copy(update={"batch": 7})).has_compiled(
+        ["baseline:compile", "headroom:compile"]
+    )
 
 
 def test_loading_the_kernel_is_timed_in_the_first_process_only(crew: Crew) -> None:
