@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
@@ -24,6 +26,18 @@ def copy_sharing_weights(model: nn.Module) -> nn.Module:
     """
     shared = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
     return copy.deepcopy(model, shared)
+
+
+TAKEN = "it already has a forward of its own: another patch, or hooks such as accelerate's, stand there"
+
+
+def sites_of(op: Op, model: nn.Module, globs: Sequence[str]) -> list[Site]:
+    """The op's sites whose names match one of the globs; those that somebody else patched are left to them."""
+    found = [site for site in op.find_sites(model) if any(fnmatchcase(site.fqn, glob) for glob in globs)]
+    return [
+        replace(site, incompatible=site.incompatible or TAKEN) if "forward" in vars(site.module) else site
+        for site in found
+    ]
 
 
 def sites_in(copied: nn.Module, sites: list[Site]) -> list[Site]:

@@ -96,6 +96,7 @@ class Handlers:
         import torch._inductor.config
 
         from e2e import registry
+        from e2e.patch import sites_of
         from e2e.schema.workload import Cell, Workload
 
         torch.set_num_threads(exam_threads)
@@ -110,7 +111,7 @@ class Handlers:
         self.session = task.open(loaded, Cell.model_validate(cell), root=Path(root), device=device, seed=self.exam_seed)
         self.session.prepare(self.exam_seed)
         self.op = registry.load_op(op)
-        self.sites = self.op.find_sites(self.session.model)
+        self.sites = sites_of(self.op, self.session.model, loaded.sites)
         if extra_bytes is not None:
             limit_address_space(extra_bytes)
         name = "CPU" if device == "cpu" else torch.cuda.get_device_name(device)

@@ -1,10 +1,11 @@
-"""Any module by its class name: `module:CLASS`; the original module is its own reference, run in float64."""
+"""Any module by its class or its own name, `module:CLASS` or `module:GLOB`; the original module is its own reference, run in float64."""
 
 from __future__ import annotations
 
 import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from e2e.protocols import OpCall, Site
 
 
 class ModuleOp:
-    """The op that every module of one class computes; its call is (forward's tensors..., parameters...) -> y.
+    """The op that every module of one class, or of some names, computes; its call is (forward's tensors..., parameters...) -> y.
 
     The kernel's entry receives the tensor that `forward` receives, then the parameters and buffers of the module
     and its children in the order of their registration. The output has the shape, strides and dtype of the tensor.
@@ -40,15 +41,26 @@ class ModuleOp:
         return ModuleOp(class_name)
 
     def find_sites(self, model: nn.Module) -> list[Site]:
-        """Modules whose class has that name."""
-        found = [(fqn, module) for fqn, module in model.named_modules() if type(module).__name__ == self.class_name]
+        """Modules whose class has that name, or whose own name matches it as a glob, such as `model.layers.*.mlp`."""
+        found = [(fqn, module) for fqn, module in model.named_modules() if self._is_meant(fqn, module)]
         if found:
             self._module = found[0][1]
             names = [name for name, _ in _state(self._module)]
             self.tensor_names = ("x", *names)
             arguments = ", ".join(f"Tensor {name.replace('.', '_')}" for name in self.tensor_names)
             self.schema = f"({arguments}) -> Tensor"
-        return [Site(fqn, module, {}, None if takes_one_tensor(module) else _SEVERAL) for fqn, module in found]
+        return [Site(fqn, module, {}, self._problem(module)) for fqn, module in found]
+
+    def _is_meant(self, fqn: str, module: nn.Module) -> bool:
+        return type(module).__name__ == self.class_name or (bool(fqn) and fnmatchcase(fqn, self.class_name))
+
+    def _problem(self, module: nn.Module) -> str | None:
+        assert self._module is not None
+        if type(module) is not type(self._module):
+            return f"it is a {type(module).__name__}, and the first module of that name a {type(self._module).__name__}"
+        if [name for name, _ in _state(module)] != [name for name, _ in _state(self._module)]:
+            return "it has other parameters or buffers than the first module of that name"
+        return None if takes_one_tensor(module) else _SEVERAL
 
     def own(self, site: Site) -> Callable[..., Any]:
         """The module with that state."""

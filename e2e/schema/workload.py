@@ -79,6 +79,8 @@ class Workload(Record):
     cells: Cells
     include: list[Literal["transfer"]] = Field(default_factory=list)
     """Parts of the pipeline that count as the step; `transfer`: inputs start on the host, in pinned memory."""
+    sites: list[str] = Field(default=["*"], min_length=1)
+    """Where the op is looked for: globs over fully qualified module names; what none of them matches is left alone."""
     policy: str | None = None
     """Name of a built-in policy or path of a policy file; `--policy` wins over it."""
     description: str = ""
