@@ -1,4 +1,4 @@
-"""Any module by its class or its own name, `module:CLASS` or `module:GLOB`; the original module is its own reference, run in float64."""
+"""Modules by class or by name, `module:CLASS` or `module:GLOB`; the original is its own reference, run in float64."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from e2e.protocols import OpCall, Site
 
 
 class ModuleOp:
-    """The op that every module of one class, or of some names, computes; its call is (forward's tensors..., parameters...) -> y.
+    """What every module of one class, or of some names, computes; its call is (forward's tensor, parameters...) -> y.
 
     The kernel's entry receives the tensor that `forward` receives, then the parameters and buffers of the module
     and its children in the order of their registration. The output has the shape, strides and dtype of the tensor.

@@ -46,6 +46,7 @@ def test_hooks_on_instances_stay_and_run() -> None:
     assert seen == ["after", "after"]
 
 
+@pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")  # torch's own, on first import
 @pytest.mark.parametrize("wrapped", ["compiled", "in another module"])
 def test_sites_are_found_through_wrappers(wrapped: str) -> None:
     inner = fresh()
