@@ -101,8 +101,9 @@ class Activation(InModules):
 
 
 def is_called(activation: Any, *words: str) -> bool:
-    """Whether its class, its own name if it is a function, or the layer that Transformers marks it as has that word."""
-    names = [type(activation).__name__, getattr(activation, "__name__", ""), _layer(activation)]
+    """Whether one of its classes, a function's own name, or the layer that Transformers marks it as has such a word."""
+    names = [*(kind.__name__ for kind in type(activation).__mro__), getattr(activation, "__name__", "")]
+    names.append(str(getattr(activation, "kernel_layer_name", None) or ""))
     return any(word in name.lower() for word in words for name in names)
 
 
@@ -115,10 +116,6 @@ def computes(activation: Callable[[Tensor], Tensor], maths: Callable[[Tensor], T
         except (RuntimeError, TypeError, ValueError):  # made for one device or dtype, or for more than one tensor
             return False
         return bool(torch.allclose(found, maths(values), rtol=0, atol=_TOLERANCE))
-
-
-def _layer(activation: Any) -> str:
-    return str(getattr(activation, "kernel_layer_name", None) or "")
 
 
 def _is_bare(module: nn.Module) -> bool:

@@ -30,7 +30,7 @@ class Embedding(InModules):
     schema = "(Tensor ids, Tensor weight) -> Tensor"
 
     def __init__(self) -> None:
-        self.alternatives: Mapping[str, Callable[..., Any]] = {"weight[ids]": _indexed, "index_select": self.reference}
+        self.alternatives: Mapping[str, Callable[..., Any]] = {"weight[ids]": _indexed}
 
     def find_sites(self, model: nn.Module) -> list[Site]:
         """Embedding modules of torch, and what derives from them."""
@@ -85,7 +85,7 @@ class Embedding(InModules):
         exact = self.reference
 
         def last(weight: Tensor) -> int:
-            return weight.shape[0] - 1
+            return int(weight.shape[0]) - 1
 
         return {
             "zeros": lambda ids, w: w.new_zeros((*ids.shape, w.shape[1])),

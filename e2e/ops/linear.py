@@ -31,9 +31,8 @@ class Linear(InModules):
     tensor_names = ("x", "weight", "bias")
     scalar_names: tuple[str, ...] = ()
     schema = "(Tensor x, Tensor weight, Tensor? bias) -> Tensor"
-
-    def __init__(self) -> None:
-        self.alternatives: Mapping[str, Callable[..., Any]] = {"F.linear": nn.functional.linear}
+    alternatives: Mapping[str, Callable[..., Any]] = {}
+    """What models call is torch's own already."""
 
     def find_sites(self, model: nn.Module) -> list[Site]:
         """Linear layers of torch, and layers that declare a transposed weight and its number of outputs, `nf`."""
@@ -50,7 +49,9 @@ class Linear(InModules):
         module, forward = site.module, type(site.module).forward
 
         def original(x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
-            return forward(standing_in(module, {"weight": weight.t(), "bias": bias}), x)
+            mine: Any = standing_in(module, {"weight": weight.t(), "bias": bias})
+            mine.nf = weight.shape[0]
+            return forward(mine, x)
 
         return original
 
@@ -158,8 +159,8 @@ class Linear(InModules):
 
 
 def _problem(module: nn.Module) -> str | None:
-    if not module.weight.is_floating_point():  # type: ignore[union-attr, operator]
-        return f"its weight is {name_of(module.weight.dtype)}: it is quantized"  # type: ignore[arg-type, union-attr]
+    if not module.weight.is_floating_point():
+        return f"its weight is {name_of(module.weight.dtype)}: it is quantized"
     if isinstance(module, nn.Linear) and type(module).forward is not nn.Linear.forward:
         return f"{type(module).__name__} has a forward of its own, which does more than a linear layer's"
     return None
