@@ -126,7 +126,7 @@ class Linear(InModules):
         wider = draw.made(draw.normal(3, inputs + 16))[:, :inputs]
         yield "the first columns of wider rows", OpCall((wider, weight, offset), ())
         yield "odd sizes", small(17, 61, 37)
-        yield "one output", small(5, 1, 33)
+        yield "one output", _positive(small(67, 1, 33))
         yield "one input", small(5, 33, 1)
 
     def mutants(self) -> Mapping[str, Callable[..., Any]]:
@@ -156,6 +156,11 @@ class Linear(InModules):
             "last output dropped": wrong(lambda x, w, b: without_last_column(exact(x, w, b))),
             "last row dropped": wrong(lambda x, w, b: without_last_row(exact(x, w, b))),
         }
+
+
+def _positive(call: OpCall) -> OpCall:
+    """The same without cancellation: a row of one number that is nearly nothing has no meaningful relative error."""
+    return OpCall(tuple(None if tensor is None else tensor.abs() for tensor in call.tensors), call.scalars)
 
 
 def _problem(module: nn.Module) -> str | None:
