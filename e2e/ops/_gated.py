@@ -9,14 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from e2e.ops._inputs import Draw, name_of
-from e2e.ops._mistakes import without_last_row
+from e2e.ops._mistakes import without_last_column, without_last_row
 from e2e.protocols import OpCall, Site
 
 _PAIRED = ("gate_proj", "up_proj", "down_proj")
 """Two projections and one back: Llama and most others."""
-_T5 = ("wi_0", "wi_1", "wo")
+_T5 = ("wi_0", "wi_1", "dropout", "wo")
 _FUSED = ("gate_up_proj", "down_proj")
 """One projection whose halves are gate and up: Phi-3."""
+_MODERNBERT = ("Wi", "Wo", "drop")
 _ACTIVATIONS = ("act_fn", "activation_fn", "act")
 
 
@@ -127,7 +128,7 @@ class Gated:
             "activation twice": wrong(lambda gate, up: self.act(self.act(gate)) * up),
             "not multiplied": wrong(lambda gate, up: self.act(gate)),
             "added": wrong(lambda gate, up: self.act(gate) + up),
-            "last column dropped": wrong(lambda gate, up: _without_last_column(self.act(gate) * up)),
+            "last column dropped": wrong(lambda gate, up: without_last_column(self.act(gate) * up)),
             "last row dropped": wrong(lambda gate, up: without_last_row(self.act(gate) * up)),
         }
 
@@ -138,7 +139,7 @@ def _activation(module: nn.Module) -> Any:
 
 def _structure(module: nn.Module) -> tuple[str, ...] | None:
     children = {name for name, _ in module.named_children()}
-    return next((names for names in (_PAIRED, _T5, _FUSED) if children.issuperset(names)), None)
+    return next((names for names in (_PAIRED, _T5, _FUSED, _MODERNBERT) if children.issuperset(names)), None)
 
 
 def _forward(module: nn.Module, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -152,17 +153,19 @@ def _forward(module: nn.Module, function: Callable[..., Any]) -> Callable[..., A
     if _structure(module) == _T5:
 
         def t5(self: nn.Module, hidden_states: Tensor) -> Any:
-            return self.wo(function(self.wi_0(hidden_states), self.wi_1(hidden_states)))
+            product = self.dropout(function(self.wi_0(hidden_states), self.wi_1(hidden_states)))
+            return self.wo(product.to(self.wo.weight.dtype))  # which half-precision models keep in float32
 
         return t5
+    if _structure(module) == _MODERNBERT:
+
+        def modernbert(self: nn.Module, hidden_states: Tensor) -> Any:
+            gate, up = self.Wi(hidden_states).chunk(2, dim=-1)
+            return self.Wo(self.drop(function(gate, up)))
+
+        return modernbert
 
     def paired(self: nn.Module, x: Tensor) -> Any:
         return self.down_proj(function(self.gate_proj(x), self.up_proj(x)))
 
     return paired
-
-
-def _without_last_column(y: Tensor) -> Tensor:
-    kept = y.clone()
-    kept[..., -1:] = 0
-    return kept

@@ -10,3 +10,15 @@ def without_last_row(y: Tensor) -> Tensor:
     rows = y.reshape(-1, y.shape[-1]).clone()
     rows[-1:] = 0
     return rows.reshape(y.shape)
+
+
+def without_last_column(y: Tensor) -> Tensor:
+    """The tensor with the last element of every row zeroed."""
+    kept = y.clone()
+    kept[..., -1:] = 0
+    return kept
+
+
+def rows_rolled(y: Tensor) -> Tensor:
+    """Every row in the next one's place."""
+    return y.reshape(-1, y.shape[-1]).roll(1, 0).reshape(y.shape)

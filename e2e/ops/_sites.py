@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dis
+import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping
@@ -17,7 +19,7 @@ class InModules:
     """Sites whose `forward(x)` is the op: op(x, the module's tensors..., scalars read from it...).
 
     A subclass names its tensors; those after the first are attributes of the module by the same name, or by the one
-    that `attribute` gives.
+    that `attribute` gives; one that the module lacks is None.
     """
 
     tensor_names: tuple[str, ...]
@@ -35,8 +37,8 @@ class InModules:
 
         def original(x: Tensor, *rest: Any) -> Any:
             state = dict(zip(names, rest[: count - 1], strict=True))
-            mine = module if all(getattr(module, name) is state[name] for name in names) else standing_in(module, state)
-            return forward(mine, x)
+            is_own = all(getattr(module, name, None) is state[name] for name in names)
+            return forward(module if is_own else standing_in(module, state), x)
 
         return original
 
@@ -58,13 +60,25 @@ def _forward(
 
         def by_any_name(self: nn.Module, *args: Any, **named: Any) -> Any:
             (x,) = args or named.values()
-            return function(x, *[getattr(self, name) for name in names], *scalars)
+            return function(x, *[getattr(self, name, None) for name in names], *scalars)
 
         return by_any_name
     if takes == "input":
+        if names == ["weight", "bias"]:
+
+            def of_weight_and_bias(self: nn.Module, input: Tensor) -> Any:
+                return function(input, self.weight, self.bias, *scalars)
+
+            return of_weight_and_bias
+        if not names:
+
+            def of_input_alone(self: nn.Module, input: Tensor) -> Any:
+                return function(input, *scalars)
+
+            return of_input_alone
 
         def of_input(self: nn.Module, input: Tensor) -> Any:
-            return function(input, *[getattr(self, name) for name in names], *scalars)
+            return function(input, *[getattr(self, name, None) for name in names], *scalars)
 
         return of_input
     if names == ["weight"] and len(scalars) == 1:
@@ -76,7 +90,7 @@ def _forward(
         return of_weight
 
     def forward(self: nn.Module, hidden_states: Tensor) -> Any:
-        return function(hidden_states, *[getattr(self, name) for name in names], *scalars)
+        return function(hidden_states, *[getattr(self, name, None) for name in names], *scalars)
 
     return forward
 
@@ -126,14 +140,65 @@ def with_globals(module: nn.Module, **replaced: Any) -> Callable[..., Any]:
     """
     forward = plain_forward(module)
     assert forward is not None
-    own = {**forward.__globals__, **replaced}
+    return over_globals(forward, **replaced)
+
+
+def over_globals(function: types.FunctionType, **replaced: Any) -> Callable[..., Any]:
+    """The function's like, in which those global names mean something else."""
+    own = {**function.__globals__, **replaced}
     del own["__name__"]  # else torch.compile looks names up in the module of that name, and guards what is there
     rebuilt = types.FunctionType(
-        forward.__code__,
+        function.__code__,
         own,
-        forward.__name__,
-        forward.__defaults__,
-        forward.__closure__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
     )
-    rebuilt.__kwdefaults__, rebuilt.__module__ = forward.__kwdefaults__, forward.__module__
+    rebuilt.__kwdefaults__, rebuilt.__module__ = function.__kwdefaults__, function.__module__
     return rebuilt
+
+
+@functools.cache
+def paths_to(function: types.FunctionType, targets: tuple[Any, ...]) -> tuple[tuple[str, ...], ...]:
+    """How the function's code writes any of those targets: ("nn", "functional", "softmax")."""
+    written: dict[tuple[str, ...], None] = {}
+    path: tuple[str, ...] = ()
+    for step in dis.get_instructions(function):
+        if step.opname == "LOAD_GLOBAL":
+            path = (step.argval,)
+        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and path:
+            path = (*path, step.argval)
+        elif step.opname != "EXTENDED_ARG":
+            path = ()
+        written[path] = None
+    return tuple(path for path in written if any(_at(path, function.__globals__) is item for item in targets))
+
+
+def _at(path: tuple[str, ...], names: Mapping[str, Any]) -> Any:
+    """What the code would find there; None where there is nothing."""
+    if not path or path[0] not in names:
+        return None
+    return functools.reduce(lambda found, name: getattr(found, name, None), path[1:], names[path[0]])
+
+
+def in_place_of(
+    function: types.FunctionType, paths: tuple[tuple[str, ...], ...], put: Callable[[Any], Any]
+) -> dict[str, Any]:
+    """Globals for `over_globals` in which `put(original)` is found at those paths.
+
+    What lies on the way, `nn` for instance, is a module's like that differs in this one attribute.
+    """
+    replaced: dict[str, Any] = {}
+    for root, *rest in paths:
+        found = replaced.get(root, function.__globals__[root])
+        replaced[root] = _with(found, rest, put)
+    return replaced
+
+
+def _with(found: Any, path: list[str], put: Callable[[Any], Any]) -> Any:
+    if not path:
+        return put(found)
+    twin = types.ModuleType(found.__name__)
+    vars(twin).update(vars(found))
+    setattr(twin, path[0], _with(getattr(found, path[0]), path[1:], put))
+    return twin

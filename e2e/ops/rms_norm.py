@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from e2e.ops._inputs import Draw
-from e2e.ops._mistakes import without_last_row
+from e2e.ops._mistakes import rows_rolled, without_last_row
 from e2e.ops._sites import InModules
 from e2e.protocols import OpCall, Site
 
@@ -123,7 +123,7 @@ class RmsNorm(InModules):
             ),
             "last column dropped": lambda x, w, eps: self._as(x, self._exact(x, w, eps) * _but_last(x)),
             "last row dropped": lambda x, w, eps: self._as(x, without_last_row(self._exact(x, w, eps))),
-            "neighbouring rows swapped": lambda x, w, eps: self._as(x, _rolled(self._exact(x, w, eps))),
+            "neighbouring rows swapped": lambda x, w, eps: self._as(x, rows_rolled(self._exact(x, w, eps))),
             "5 % of the reduction dropped": lambda x, w, eps: self._as(x, self._short(x, w, eps)),
         }
 
@@ -148,10 +148,6 @@ def _but_last(x: Tensor) -> Tensor:
     keep = torch.ones(x.shape[-1], dtype=torch.float64, device=x.device)
     keep[-1:] = 0
     return keep
-
-
-def _rolled(y: Tensor) -> Tensor:
-    return y.reshape(-1, y.shape[-1]).roll(1, 0).reshape(y.shape)
 
 
 PLUGIN = RmsNorm()
