@@ -27,6 +27,9 @@ KEPT_OF_BUDGET = 4
 MOST_PERTURBED = 2**26
 """Elements of a weight that is still tried with other values."""
 
+Given = tuple[Fingerprint | None, ...]
+"""What an owner gave in one call, tensor by tensor; None for anything else."""
+
 
 class Watch:
     """Sees every call of the op at its sites: does the site compute it, and what comes in?"""
@@ -103,7 +106,7 @@ class Outputs:
 
     def __init__(self, device: str) -> None:
         self._ring = Ring(1, device)
-        self._own: dict[str, list[Fingerprint]] = {}
+        self._own: dict[str, list[Given]] = {}
         self._turns: dict[str, int] = {}
         self._entered: list[Site] = []
         self.changed: Site | None = None
@@ -127,22 +130,22 @@ class Outputs:
         with self._hooked(sites, self._compare):
             yield
 
-    def _compare(self, site: Site, found: Fingerprint) -> None:
+    def _compare(self, site: Site, found: Given) -> None:
         turn = self._turns[site.fqn] = self._turns.get(site.fqn, -1) + 1
         known = self._own.get(site.fqn, [])
-        is_same = turn < len(known) and _same(found, known[turn], site.module)
+        is_same = turn < len(known) and _agree(found, known[turn], site.module)
         if not is_same and self.changed is None:
             self.changed = site
 
     @contextlib.contextmanager
-    def _hooked(self, sites: list[Site], then: Callable[[Site, Fingerprint], None]) -> Iterator[None]:
+    def _hooked(self, sites: list[Site], then: Callable[[Site, Given], None]) -> Iterator[None]:
         def before(site: Site) -> Callable[..., None]:
             return lambda *_: self._entered.append(site)
 
         def after(site: Site) -> Callable[..., None]:
             def hook(module: nn.Module, args: Any, output: Any) -> None:
                 self._entered.pop()
-                then(site, self._fingerprint(output))
+                then(site, tuple(self._fingerprint(item) for item in _flat(output)))
 
             return hook
 
@@ -154,14 +157,25 @@ class Outputs:
             for handle in handles:
                 handle.remove()
 
-    def _fingerprint(self, output: Any) -> Fingerprint:
-        tensors = [item for item in _flat(output) if isinstance(item, Tensor)]
-        if not tensors:
-            return Fingerprint(0, ())
-        self._ring.commit(tensors, 0)
+    def _fingerprint(self, item: Any) -> Fingerprint | None:
+        if not isinstance(item, Tensor):
+            return None
+        self._ring.commit([item], 0)
         found = Fingerprint.read(self._ring.read(1)[0])
         assert found is not None
         return found
+
+
+def _agree(found: Given, known: Given, module: nn.Module) -> bool:
+    """Whether what an owner gives is what it gave, as far as it gives it.
+
+    It may leave out what its kernel does not compute (attention's weights beside its output): who needs that would not
+    have run.
+    """
+    if len(found) != len(known):
+        return False
+    pairs = [(mine, theirs) for mine, theirs in zip(found, known, strict=True) if mine is not None]
+    return all(theirs is not None and _same(mine, theirs, module) for mine, theirs in pairs)
 
 
 def _same(found: Fingerprint, known: Fingerprint, module: nn.Module) -> bool:

@@ -119,6 +119,16 @@ def calls_by_name(module: nn.Module, name: str) -> Any:
     return forward.__globals__.get(name)
 
 
+def names_in(module: nn.Module) -> set[str]:
+    """Names that the owner's forward uses: of variables, globals, attributes and of arguments it passes on."""
+    forward = plain_forward(module)
+    if forward is None:
+        return set()
+    code = forward.__code__
+    texts = (item if isinstance(item, tuple) else (item,) for item in code.co_consts)
+    return {*code.co_varnames, *code.co_names, *(text for item in texts for text in item if isinstance(text, str))}
+
+
 def with_globals(module: nn.Module, **replaced: Any) -> Callable[..., Any]:
     """The owner's forward over private globals: nothing that anyone else sees changes.
 
