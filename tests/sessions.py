@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tests import tiny
+from e2e.numerics.examine import Examiner
+from e2e.protocols import Op
+from tests import families, tiny
 
 
 class LlamaSession:
@@ -46,6 +49,33 @@ class LlamaSession:
         (ids,) = batch
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
         return nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), ids[:, 1:].reshape(-1))
+
+
+class FamilySession:
+    """One forward of a small model of some family, on fixed inputs."""
+
+    device = "cpu"
+
+    def __init__(self, family: str, model: nn.Module) -> None:
+        self._family = family
+        self.model = model
+
+    def batch(self, seed: int) -> tuple[Tensor, ...]:
+        return ()
+
+    def reset(self) -> None:
+        """No state."""
+
+    def program(self, model: nn.Module) -> Any:
+        return lambda: families.run(self._family, model)
+
+
+def surveyed(op: Op, family: str, folder: Path, model: nn.Module | None = None) -> dict[str, str | None]:
+    """What a survey of the family's model says of the op's sites: by name, why it is refused, or None."""
+    model = families.model_of(family) if model is None else model
+    examiner = Examiner(FamilySession(family, model), op, op.find_sites(model))
+    rows = examiner.survey(seed=1, path=folder / "calls", budget_bytes=2**22)["sites"]
+    return {row["fqn"]: row["incompatible"] for row in rows}
 
 
 class ToySession:

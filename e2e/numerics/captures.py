@@ -38,6 +38,9 @@ def save_calls(path: Path, calls: Sequence[Captured]) -> None:
     for item in calls:
         geometry: list[Any] = []
         for tensor in item.call.tensors:
+            if tensor is None:
+                geometry.append(None)
+                continue
             key = storages.get(tensor.untyped_storage().data_ptr()) if tensor.numel() else None
             if key is None or tensors[key].dtype != tensor.dtype:
                 key = f"s{len(tensors)}"

@@ -201,6 +201,9 @@ class Attention:
         bias = draw.made(2 * draw.normal(2, q.shape[1], 7, 10))
         yield "a mask of numbers", edge(heads.drawn(2, 7, 10), mask=bias)
         yield "large scores", edge(heads.drawn(1, 12, 12, q_scale=8.0), causal=True)
+        if softcap is not None:
+            reach = softcap / (scale * q.shape[-1] ** 0.5)  # scores about as large as the cap, and few to choose from
+            yield "scores at the softcap", edge(heads.drawn(2, 16, 3, q_scale=0.5 * reach))
         yield "equal keys", edge(heads.with_equal_keys(1, 6, 23))
         yield "heads before positions in memory", edge(heads.contiguous(2, 10, 10), causal=True)
 
@@ -231,7 +234,9 @@ class Attention:
             "window ignored": wrong(lambda *call: (*call[:7], None)),
             "window one too wide": wrong(lambda *call: (*call[:7], None if call[7] is None else call[7] + 1)),
             "softcap where there is none, none where there is": wrong(_softcap_swapped),
-            "values of another head": wrong(lambda q, k, v, *rest: (q, k, v.roll(1, 1 if v.shape[1] > 1 else 2), *rest)),
+            "values of another head": wrong(
+                lambda q, k, v, *rest: (q, k, v.roll(1, 1 if v.shape[1] > 1 else 2), *rest)
+            ),
             "last key dropped": wrong(_without_last_key),
             "not normalised": spoiled(lambda y: y * 1.02),
             "last row dropped": spoiled(without_last_row),
@@ -265,7 +270,9 @@ def _problem_of(module: nn.Module) -> str | None:
     if implementation not in KNOWN:
         return f"its attention implementation is {implementation!r}; whom it masks is known of {' and '.join(KNOWN)}"
     found = names_in(module)
-    return next((f"{problem}; attention has no argument for it" for name, problem in FOREIGN.items() if name in found), None)
+    return next(
+        (f"{problem}; attention has no argument for it" for name, problem in FOREIGN.items() if name in found), None
+    )
 
 
 def _implementation_of(module: nn.Module) -> Any:
@@ -487,7 +494,7 @@ def _at_the_start(*call: Any) -> Any:
 
 def _without_diagonal(*call: Any) -> Any:
     """Queries with causality see what is before them, and not themselves; the first has nothing else."""
-    q, k, v, mask, scale, causal, *rest = call
+    q, k, v, _, scale, causal, *rest = call
     if not causal or k.shape[2] < 2:
         return call
     seen = _visible(q.shape[2], k.shape[2], True, None, q.device)

@@ -17,7 +17,7 @@ torch.set_num_threads(1)
 
 
 def captured(
-    *tensors: Tensor, scalars: tuple[float, ...] = (1e-6,), site: str = "s", label: str = "captured"
+    *tensors: Tensor | None, scalars: tuple[float, ...] = (1e-6,), site: str = "s", label: str = "captured"
 ) -> Captured:
     return Captured(site, label, OpCall(tensors, scalars))
 
@@ -49,6 +49,13 @@ def odd_views() -> dict[str, Tensor]:
 
 
 # ---- Files
+
+
+def test_a_tensor_that_a_call_does_not_have_stays_absent(tmp_path: Path) -> None:
+    bias = torch.arange(3.0)
+    (found,) = round_trip(tmp_path, captured(torch.ones(2, 3), None, bias))
+    assert found.call.tensors[1] is None
+    assert torch.equal(bias, found.call.tensors[2])
 
 
 @pytest.mark.parametrize("name", list(odd_views()))
