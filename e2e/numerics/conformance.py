@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,8 +27,8 @@ KEPT_OF_BUDGET = 4
 MOST_PERTURBED = 2**26
 """Elements of a weight that is still tried with other values."""
 
-Given = tuple[Fingerprint | None, ...]
-"""What an owner gave in one call, tensor by tensor; None for anything else."""
+Given = dict[str, Fingerprint]
+"""What an owner gave in one call: its tensors, by their places."""
 
 
 class Watch:
@@ -145,7 +145,7 @@ class Outputs:
         def after(site: Site) -> Callable[..., None]:
             def hook(module: nn.Module, args: Any, output: Any) -> None:
                 self._entered.pop()
-                then(site, tuple(self._fingerprint(item) for item in _flat(output)))
+                then(site, {place: self._fingerprint(item) for place, item in _flat(output)})
 
             return hook
 
@@ -157,10 +157,8 @@ class Outputs:
             for handle in handles:
                 handle.remove()
 
-    def _fingerprint(self, item: Any) -> Fingerprint | None:
-        if not isinstance(item, Tensor):
-            return None
-        self._ring.commit([item], 0)
+    def _fingerprint(self, tensor: Tensor) -> Fingerprint:
+        self._ring.commit([tensor], 0)
         found = Fingerprint.read(self._ring.read(1)[0])
         assert found is not None
         return found
@@ -172,10 +170,7 @@ def _agree(found: Given, known: Given, module: nn.Module) -> bool:
     It may leave out what its kernel does not compute (attention's weights beside its output): who needs that would not
     have run.
     """
-    if len(found) != len(known):
-        return False
-    pairs = [(mine, theirs) for mine, theirs in zip(found, known, strict=True) if mine is not None]
-    return all(theirs is not None and _same(mine, theirs, module) for mine, theirs in pairs)
+    return all(place in known and _same(mine, known[place], module) for place, mine in found.items())
 
 
 def _same(found: Fingerprint, known: Fingerprint, module: nn.Module) -> bool:
@@ -185,12 +180,15 @@ def _same(found: Fingerprint, known: Fingerprint, module: nn.Module) -> bool:
     return found.distance(known) <= SKETCH_EPSILONS * EPSILON[str(dtype).removeprefix("torch.")]
 
 
-def _flat(output: Any) -> Iterator[Any]:
-    if isinstance(output, tuple | list):
-        for item in output:
-            yield from _flat(item)
-    else:
-        yield output
+def _flat(output: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
+    if isinstance(output, Tensor):
+        yield place, output
+    elif isinstance(output, tuple | list):
+        for number, item in enumerate(output):
+            yield from _flat(item, f"{place}.{number}")
+    elif isinstance(output, Mapping):
+        for name, item in output.items():
+            yield from _flat(item, f"{place}.{name}")
 
 
 def _form(tensors: tuple[Any, ...]) -> str:

@@ -136,14 +136,19 @@ def with_globals(module: nn.Module, **replaced: Any) -> Callable[..., Any]:
     """
     forward = plain_forward(module)
     assert forward is not None
-    own = {**forward.__globals__, **replaced}
+    return over_globals(forward, **replaced)
+
+
+def over_globals(function: types.FunctionType, **replaced: Any) -> Callable[..., Any]:
+    """The same code over private globals, in which those names mean something else."""
+    own = {**function.__globals__, **replaced}
     del own["__name__"]  # else torch.compile looks names up in the module of that name, and guards what is there
     rebuilt = types.FunctionType(
-        forward.__code__,
+        function.__code__,
         own,
-        forward.__name__,
-        forward.__defaults__,
-        forward.__closure__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
     )
-    rebuilt.__kwdefaults__, rebuilt.__module__ = forward.__kwdefaults__, forward.__module__
+    rebuilt.__kwdefaults__, rebuilt.__module__ = function.__kwdefaults__, function.__module__
     return rebuilt

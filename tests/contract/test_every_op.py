@@ -24,6 +24,8 @@ torch.set_num_threads(1)
 
 HOMES: dict[str, tuple[str, dict[str, Any]]] = {"moe_experts": ("mixtral", {})}
 """Models that ops which do not occur in a Llama are shown in: family and changes of its config."""
+LEARNT = {"cross_entropy"}
+"""Ops of a training step: they occur where the model is given labels."""
 NAMED = {"module": ["module:LlamaRMSNorm", "module:LlamaMLP"]}
 """Names of an op whose file's name is not one."""
 NAMES = [name for stem in registry.names("ops") for name in NAMED.get(stem, [stem])]
@@ -37,10 +39,15 @@ class Sample:
 
     op: Op
     family: str
+    labels: bool
     model: nn.Module
     sites: list[Site]
     captured: list[tuple[Site, OpCall, Any]]
     """Site, call, and what the site's own code returned."""
+
+    def run(self, model: nn.Module) -> Tensor:
+        """One step's first output: logits, or with labels the loss."""
+        return families.run(self.family, model, labels=self.labels)
 
     @property
     def calls(self) -> list[OpCall]:
@@ -63,8 +70,8 @@ def sample(name: str, dtype: torch.dtype) -> Sample:
     assert sites, f"{name} has no site in the tiny {family}: name its home above"
     captured: list[tuple[Site, OpCall, Any]] = []
     with observed(op, sites, lambda site, call, output: captured.append((site, call, output))):
-        families.run(family, model)
-    return Sample(op, family, model, sites, captured)
+        families.run(family, model, labels=name in LEARNT)
+    return Sample(op, family, name in LEARNT, model, sites, captured)
 
 
 def exact(op: Op, call: OpCall) -> tuple[Tensor, ...]:
@@ -213,7 +220,7 @@ def test_the_schema_is_one_that_torch_library_reads(name: str) -> None:
     kinds = [str(argument.type) for argument in parsed.arguments]
     count = len(op.tensor_names)
     assert set(kinds[:count]) <= {"Tensor", "Optional[Tensor]"}
-    assert set(kinds[count:]) <= {"float", "int", "bool", "number", "Optional[float]", "Optional[int]"}
+    assert set(kinds[count:]) <= {"float", "int", "bool", "number", "str", "Optional[float]", "Optional[int]"}
     assert {str(item.type) for item in parsed.returns} == {"Tensor"}
 
 
@@ -230,7 +237,7 @@ def test_dimensions_are_named_whole_numbers_and_a_dtype(name: str) -> None:
     found = sample(name, torch.bfloat16)
     for call in found.calls:
         dims = found.op.dims(call)
-        assert dims["dtype"] == "bfloat16"
+        assert f"torch.{dims['dtype']}" == str(call.tensors[0].dtype)
         assert all(key.isidentifier() for key in dims)
         assert all(type(value) is int and value >= 0 for key, value in dims.items() if key != "dtype")
         assert "rows" in dims, "launch grids are written in it"
@@ -261,7 +268,7 @@ def test_a_call_names_its_tensors_and_scalars_in_order(name: str) -> None:
         assert len(call.scalars) == len(found.op.scalar_names)
         known = dict(zip(found.op.scalar_names, call.scalars, strict=True))
         assert {key: known[key] for key in site.scalars} == dict(site.scalars)
-        assert all(scalar is None or type(scalar) in (float, int, bool) for scalar in call.scalars)
+        assert all(scalar is None or type(scalar) in (float, int, bool, str) for scalar in call.scalars)
 
 
 def patched(found: Sample, function_for: Callable[[Site], Callable[..., Any] | None]) -> nn.Module:
@@ -273,9 +280,9 @@ def patched(found: Sample, function_for: Callable[[Site], Callable[..., Any] | N
 @every_op
 def test_identical_code_in_the_kernels_place_changes_no_bit(name: str) -> None:
     found = sample(name, torch.float32)
-    own = families.run(found.family, found.model)
-    assert torch.equal(families.run(found.family, patched(found, lambda site: None)), own)
-    assert torch.equal(families.run(found.family, patched(found, found.op.own)), own)
+    own = found.run(found.model)
+    assert torch.equal(found.run(patched(found, lambda site: None)), own)
+    assert torch.equal(found.run(patched(found, found.op.own)), own)
 
 
 @every_op
@@ -288,7 +295,7 @@ def test_at_its_sites_the_reference_is_the_model(name: str) -> None:
         return found.op.reference(*args)
 
     arm = patched(found, lambda site: counted)
-    close(families.run(found.family, arm), families.run(found.family, found.model), tolerance=1e-4)
+    close(found.run(arm), found.run(found.model), tolerance=1e-4)
     assert asked == [len(found.op.tensor_names) + len(found.op.scalar_names)] * len(found.captured)
 
 
@@ -304,7 +311,7 @@ def test_patched_sites_trace_into_one_graph(name: str) -> None:
         return graph.forward
 
     compiled = torch.compile(arm, fullgraph=True, dynamic=False, backend=backend)
-    close(families.run(found.family, compiled), families.run(found.family, found.model), tolerance=1e-4)
+    close(found.run(compiled), found.run(found.model), tolerance=1e-4)
     assert counted == [len(found.captured)]
     torch._dynamo.reset()
 
