@@ -18,7 +18,8 @@ from e2e.protocols import Op, OpCall, Site, outputs_of
 LOUD = (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError, AssertionError)
 """How code refuses an input; anything else ends the worker's request."""
 CONFORMANCE_EPSILONS = 8.0
-"""A site's own code may differ from the op's exact maths by this many epsilons of its dtype."""
+"""A site's own code may differ from the op's exact maths by this many epsilons of the coarsest dtype that it meets: a
+loss in float32 is no more exact than the bfloat16 logits it was made of."""
 SKETCH_EPSILONS = 32.0
 """And an owner's outputs from those of the model as it is, by their projections, which know a distance within a factor
 of a few. Where the device repeats itself, they are the same bits."""
@@ -61,7 +62,7 @@ class Watch:
             return f"it returns {_form(found)}, where {self._op.name} returns {_form(expected)}"
         for value, exact in zip(found, outputs_of(exactly(self._op, call)), strict=True):
             error = error_of(value, exact).total
-            allowed = CONFORMANCE_EPSILONS * torch.finfo(value.dtype).eps
+            allowed = CONFORMANCE_EPSILONS * max(_epsilon(tensor) for tensor in (value, *call.tensors))
             if not error <= allowed:  # not a number is no agreement
                 return (
                     f"its own forward is not {self._op.name}: relative difference {error:.1e}, "
@@ -162,6 +163,10 @@ class Outputs:
         found = Fingerprint.read(self._ring.read(1)[0])
         assert found is not None
         return found
+
+
+def _epsilon(tensor: Tensor | None) -> float:
+    return torch.finfo(tensor.dtype).eps if tensor is not None and tensor.is_floating_point() else 0.0
 
 
 def _agree(found: Given, known: Given, module: nn.Module) -> bool:

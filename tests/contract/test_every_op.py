@@ -24,7 +24,7 @@ torch.set_num_threads(1)
 
 HOMES: dict[str, tuple[str, dict[str, Any]]] = {"moe_experts": ("mixtral", {})}
 """Models that ops which do not occur in a Llama are shown in: family and changes of its config."""
-LEARNT = {"cross_entropy"}
+LEARNT = {"cross_entropy", "linear_cross_entropy"}
 """Ops of a training step: they occur where the model is given labels."""
 NAMED = {"module": ["module:LlamaRMSNorm", "module:LlamaMLP"]}
 """Names of an op whose file's name is not one."""

@@ -15,12 +15,14 @@ from e2e import registry
 from e2e.numerics.exercise import gradients
 from e2e.ops import cross_entropy
 from e2e.ops.cross_entropy import CrossEntropy
+from e2e.ops.linear_cross_entropy import LinearCrossEntropy
 from tests import families
 from tests.sessions import LlamaSession, surveyed
 
 torch.set_num_threads(1)
 
 OP: CrossEntropy = registry.load("ops", "cross_entropy")
+FUSED: LinearCrossEntropy = registry.load("ops", "linear_cross_entropy")
 ENCODERS = {"bert", "modernbert", "vit"}
 INLINE = {"t5", "whisper"}
 """Their forward makes a loss module of its own."""
@@ -42,12 +44,13 @@ def test_a_loss_of_another_kind_is_no_site() -> None:
     assert OP.find_sites(model) == []
 
 
-def test_a_training_step_passes_through_the_kernel_and_its_gradients_stay(tmp_path: Path) -> None:
+@pytest.mark.parametrize("op", [OP, FUSED], ids=["cross_entropy", "linear_cross_entropy"])
+def test_a_training_step_passes_through_the_kernel_and_its_gradients_stay(op: Any, tmp_path: Path) -> None:
     session = LlamaSession(step="train")
-    sites = OP.find_sites(session.model)
+    sites = op.find_sites(session.model)
     rows = [
-        gradients(session, OP, sites, kernel, backward="reference", seed=1, native=False, path=tmp_path / name)
-        for name, kernel in (("own", None), ("kernel", OP.reference))
+        gradients(session, op, sites, kernel, backward="reference", seed=1, native=False, path=tmp_path / name)
+        for name, kernel in (("own", None), ("kernel", op.reference))
     ]
     assert [row["calls"] for row in rows] == [{}, {"": 1}]
     assert rows[0]["loss"] == pytest.approx(rows[1]["loss"], rel=1e-6)
@@ -80,3 +83,38 @@ def test_the_reference_in_small_blocks_is_the_reference(monkeypatch: pytest.Monk
     whole = OP.reference(*call.tensors, *call.scalars)
     monkeypatch.setattr(cross_entropy, "BLOCK", 5 * 4096)
     torch.testing.assert_close(OP.reference(*call.tensors, *call.scalars), whole, rtol=1e-13, atol=0.0)
+
+
+# ---- With the head
+
+
+REFUSED = {
+    "gemma2": "it changes its logits between head and loss: final_logit_softcapping",
+    "phi": "its head has a bias; linear_cross_entropy has none",
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_head_and_loss_are_one_site_where_nothing_lies_between(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    model = copy.deepcopy(families.model_of(family)).to(dtype)
+    found = surveyed(FUSED, family, tmp_path, model, labels=family not in ENCODERS)
+    assert found == ({} if family in ENCODERS | INLINE else {"": REFUSED.get(family)})
+
+
+def test_a_cap_that_is_not_used_is_no_reason_to_refuse() -> None:
+    (site,) = FUSED.find_sites(families.model_of("gemma2", final_logit_softcapping=None))
+    assert site.incompatible is None
+
+
+def test_logits_are_left_out_where_the_kernel_makes_the_loss_and_only_there() -> None:
+    model: Any = families.model_of("llama")
+    (site,) = FUSED.find_sites(model)
+    forward: Any = FUSED.forward_with(site, FUSED.reference)
+    ids = torch.arange(3, 15)[None]
+    with torch.no_grad():
+        learnt, plain = forward(model, input_ids=ids, labels=ids), forward(model, input_ids=ids)
+        own = model(input_ids=ids, labels=ids)
+    torch.testing.assert_close(learnt.loss, own.loss)
+    assert learnt.logits is None
+    assert torch.equal(plain.logits, own.logits)
