@@ -98,8 +98,8 @@ def model_of(family: str, **changes: Any) -> nn.Module:
     return result
 
 
-def run(family: str, model: nn.Module, *, batch: int = 2, length: int = 12) -> Tensor:
-    """One forward over fixed inputs; its first output."""
+def run(family: str, model: nn.Module, *, batch: int = 2, length: int = 12, labels: bool = False) -> Tensor:
+    """One forward over fixed inputs; its first output, which is the loss of a language model given labels."""
     ids = (torch.arange(batch * length) * 37 % (VOCABULARY - 3) + 3).reshape(batch, length)
     device, dtype = next(model.parameters()).device, next(model.parameters()).dtype
     generator = torch.Generator().manual_seed(3)
@@ -113,6 +113,8 @@ def run(family: str, model: nn.Module, *, batch: int = 2, length: int = 12) -> T
         inputs = {**inputs, "decoder_input_ids": ids.to(device), "use_cache": False}
     elif family not in _ENCODERS:
         inputs = {**inputs, "use_cache": False}
+    if labels:
+        inputs = {**inputs, "labels": ids.to(device)}
     with torch.no_grad():
         found: Tensor = model(**inputs)[0]
     return found

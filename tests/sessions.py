@@ -47,8 +47,38 @@ class LlamaSession:
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         (ids,) = batch
-        logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
-        return nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), ids[:, 1:].reshape(-1))
+        found: Tensor = model(input_ids=ids, labels=ids, use_cache=False).loss
+        return found
+
+
+class FamilySession:
+    """One forward of a small model of some family, on fixed inputs."""
+
+    device = "cpu"
+
+    def __init__(self, family: str, model: nn.Module, *, labels: bool = False) -> None:
+        self._family = family
+        self._labels = labels
+        self.model = model
+
+    def batch(self, seed: int) -> tuple[Tensor, ...]:
+        return ()
+
+    def reset(self) -> None:
+        """No state."""
+
+    def program(self, model: nn.Module) -> Any:
+        return lambda: families.run(self._family, model, labels=self._labels)
+
+
+def surveyed(
+    op: Op, family: str, folder: Path, model: nn.Module | None = None, *, labels: bool = False
+) -> dict[str, str | None]:
+    """What a survey of the family's model says of the op's sites: by name, why it is refused, or None."""
+    model = families.model_of(family) if model is None else model
+    examiner = Examiner(FamilySession(family, model, labels=labels), op, op.find_sites(model))
+    rows = examiner.survey(seed=1, path=folder / "calls", budget_bytes=2**22)["sites"]
+    return {row["fqn"]: row["incompatible"] for row in rows}
 
 
 class FamilySession:

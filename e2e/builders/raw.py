@@ -179,7 +179,10 @@ def _values(names: list[str], op: Op, built: Built, call: OpCall) -> tuple[list[
             place = tensors.index(name) if name in tensors else len(tensors)
             sources.append((value, place))
         elif name in scalars:
-            value = _SCALARS[types.get(name, "float")](scalars[name])
+            kind = _SCALARS.get(types.get(name, "float"))
+            if kind is None:
+                raise bind_failed(built, f"args: `{name}` is text, which a raw kernel cannot take: leave it out")
+            value = kind(scalars[name] or 0)  # absent ones are 0
         elif isinstance(dims.get(name), int):
             value = ctypes.c_longlong(int(dims[name]))
         else:

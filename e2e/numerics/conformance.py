@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +18,8 @@ from e2e.protocols import Op, OpCall, Site, outputs_of
 LOUD = (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError, AssertionError)
 """How code refuses an input; anything else ends the worker's request."""
 CONFORMANCE_EPSILONS = 8.0
-"""A site's own code may differ from the op's exact maths by this many epsilons of its dtype."""
+"""A site's own code may differ from the op's exact maths by this many epsilons of the coarsest dtype that it meets: a
+loss in float32 is no more exact than the bfloat16 logits it was made of."""
 SKETCH_EPSILONS = 32.0
 """And an owner's outputs from those of the model as it is, by their projections, which know a distance within a factor
 of a few. Where the device repeats itself, they are the same bits."""
@@ -26,6 +27,9 @@ KEPT_OF_BUDGET = 4
 """Captures are kept for choosing from, up to this many times the bytes that are stored in the end."""
 MOST_PERTURBED = 2**26
 """Elements of a weight that is still tried with other values."""
+
+Given = dict[str, Fingerprint]
+"""What an owner gave in one call: its tensors, by their places."""
 
 
 class Watch:
@@ -58,7 +62,7 @@ class Watch:
             return f"it returns {_form(found)}, where {self._op.name} returns {_form(expected)}"
         for value, exact in zip(found, outputs_of(exactly(self._op, call)), strict=True):
             error = error_of(value, exact).total
-            allowed = CONFORMANCE_EPSILONS * torch.finfo(value.dtype).eps
+            allowed = CONFORMANCE_EPSILONS * max(_epsilon(tensor) for tensor in (value, *call.tensors))
             if not error <= allowed:  # not a number is no agreement
                 return (
                     f"its own forward is not {self._op.name}: relative difference {error:.1e}, "
@@ -105,7 +109,7 @@ class Outputs:
 
     def __init__(self, device: str) -> None:
         self._ring = Ring(1, device)
-        self._own: dict[str, list[Fingerprint]] = {}
+        self._own: dict[str, list[Given]] = {}
         self._turns: dict[str, int] = {}
         self._entered: list[Site] = []
         self.changed: Site | None = None
@@ -129,22 +133,22 @@ class Outputs:
         with self._hooked(sites, self._compare):
             yield
 
-    def _compare(self, site: Site, found: Fingerprint) -> None:
+    def _compare(self, site: Site, found: Given) -> None:
         turn = self._turns[site.fqn] = self._turns.get(site.fqn, -1) + 1
         known = self._own.get(site.fqn, [])
-        is_same = turn < len(known) and _same(found, known[turn], site.module)
+        is_same = turn < len(known) and _agree(found, known[turn], site.module)
         if not is_same and self.changed is None:
             self.changed = site
 
     @contextlib.contextmanager
-    def _hooked(self, sites: list[Site], then: Callable[[Site, Fingerprint], None]) -> Iterator[None]:
+    def _hooked(self, sites: list[Site], then: Callable[[Site, Given], None]) -> Iterator[None]:
         def before(site: Site) -> Callable[..., None]:
             return lambda *_: self._entered.append(site)
 
         def after(site: Site) -> Callable[..., None]:
             def hook(module: nn.Module, args: Any, output: Any) -> None:
                 self._entered.pop()
-                then(site, self._fingerprint(output))
+                then(site, {place: self._fingerprint(item) for place, item in _flat(output)})
 
             return hook
 
@@ -156,14 +160,24 @@ class Outputs:
             for handle in handles:
                 handle.remove()
 
-    def _fingerprint(self, output: Any) -> Fingerprint:
-        tensors = [item for item in _flat(output) if isinstance(item, Tensor)]
-        if not tensors:
-            return Fingerprint(0, ())
-        self._ring.commit(tensors, 0)
+    def _fingerprint(self, tensor: Tensor) -> Fingerprint:
+        self._ring.commit([tensor], 0)
         found = Fingerprint.read(self._ring.read(1)[0])
         assert found is not None
         return found
+
+
+def _epsilon(tensor: Tensor | None) -> float:
+    return torch.finfo(tensor.dtype).eps if tensor is not None and tensor.is_floating_point() else 0.0
+
+
+def _agree(found: Given, known: Given, module: nn.Module) -> bool:
+    """Whether what an owner gives is what it gave, as far as it gives it.
+
+    It may leave out what its kernel does not compute (attention's weights beside its output): who needs that would not
+    have run.
+    """
+    return all(place in known and _same(mine, known[place], module) for place, mine in found.items())
 
 
 def _same(found: Fingerprint, known: Fingerprint, module: nn.Module) -> bool:
@@ -173,12 +187,15 @@ def _same(found: Fingerprint, known: Fingerprint, module: nn.Module) -> bool:
     return found.distance(known) <= SKETCH_EPSILONS * EPSILON[str(dtype).removeprefix("torch.")]
 
 
-def _flat(output: Any) -> Iterator[Any]:
-    if isinstance(output, tuple | list):
-        for item in output:
-            yield from _flat(item)
-    else:
-        yield output
+def _flat(output: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
+    if isinstance(output, Tensor):
+        yield place, output
+    elif isinstance(output, tuple | list):
+        for number, item in enumerate(output):
+            yield from _flat(item, f"{place}.{number}")
+    elif isinstance(output, Mapping):
+        for name, item in output.items():
+            yield from _flat(item, f"{place}.{name}")
 
 
 def _form(tensors: tuple[Any, ...]) -> str:

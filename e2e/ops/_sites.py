@@ -133,6 +133,16 @@ def calls_by_name(module: nn.Module, name: str) -> Any:
     return forward.__globals__.get(name)
 
 
+def names_in(module: nn.Module) -> set[str]:
+    """Names that the owner's forward uses: of variables, globals, attributes and of arguments it passes on."""
+    forward = plain_forward(module)
+    if forward is None:
+        return set()
+    code = forward.__code__
+    texts = (item if isinstance(item, tuple) else (item,) for item in code.co_consts)
+    return {*code.co_varnames, *code.co_names, *(text for item in texts for text in item if isinstance(text, str))}
+
+
 def with_globals(module: nn.Module, **replaced: Any) -> Callable[..., Any]:
     """The owner's forward over private globals: nothing that anyone else sees changes.
 
@@ -144,7 +154,7 @@ def with_globals(module: nn.Module, **replaced: Any) -> Callable[..., Any]:
 
 
 def over_globals(function: types.FunctionType, **replaced: Any) -> Callable[..., Any]:
-    """The function's like, in which those global names mean something else."""
+    """The same code over private globals, in which those names mean something else."""
     own = {**function.__globals__, **replaced}
     del own["__name__"]  # else torch.compile looks names up in the module of that name, and guards what is there
     rebuilt = types.FunctionType(

@@ -106,10 +106,10 @@ class Session:
         return output
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean next-token loss of one training step, in float32."""
+        """Next-token loss of one training step, by the model's own loss function: mean, in float32."""
         (ids,) = batch
-        logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
-        return nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), ids[:, 1:].reshape(-1))
+        loss: Tensor = model(input_ids=ids, labels=ids, use_cache=False).loss
+        return loss
 
 
 class Prefill(nn.Module):

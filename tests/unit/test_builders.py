@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from e2e import registry
-from e2e.builders import _compile, _toolchain
+from e2e.builders import _compile, _toolchain, raw
+from e2e.builders._calls import scalar_types
 from e2e.builders._compile import first_error, raise_failure, resources
 from e2e.builders._flags import architectures, checked_flags, runs_on
 from e2e.builders._openmp import has_openmp
@@ -635,3 +636,26 @@ def test_a_missing_bare_entry_fails_the_bind(folder: Path, shared_cache: Path) -
 def test_architectures_are_read_from_flags() -> None:
     flags = ["-O3", "-arch=sm_90a", "-gencode=arch=compute_80,code=compute_80"]
     assert architectures(flags) == ["sm_90a", "compute_80"]
+
+
+# ---- Scalars of other ops
+
+
+def raw_values(op_name: str, scalars: tuple[Any, ...], names: list[str]) -> list[Any]:
+    """What a raw kernel would be launched with on the op's example, for those arguments."""
+    op = registry.load_op(op_name)
+    call = OpCall(op.example("float32", "cpu", 1).tensors, scalars)
+    spec = str(KERNELS / "bare_norm.cu")
+    built = Built(kernel=read_kernel(spec, op=None), builder="raw", artifact="", seconds=0.0, cached=True)
+    return [value.value for value in raw._values(names, op, built, call)[0]]
+
+
+def test_an_absent_scalar_reaches_a_raw_kernel_as_zero() -> None:
+    found = raw_values("attention", (0.5, True, None, None), ["scale", "causal", "softcap", "window", "keys"])
+    assert found == [0.5, True, 0.0, 0, 64]
+
+
+def test_a_raw_kernel_takes_no_text_and_is_told_so() -> None:
+    assert scalar_types(registry.load_op("cross_entropy"))["reduction"] == "str"
+    with pytest.raises(CandidateError, match="`reduction` is text, which a raw kernel cannot take"):
+        raw_values("cross_entropy", (-100, "mean", 0.0), ["ignore_index", "reduction"])

@@ -17,7 +17,9 @@ from e2e.numerics.captures import load_calls
 from e2e.numerics.examine import Examiner
 from e2e.numerics.exercise import run_calls
 from e2e.numerics.kept import Kept
+from e2e.ops._sites import standing_in
 from e2e.ops.rms_norm import RmsNorm
+from e2e.protocols import Site
 from e2e.schema.words import ReasonCode
 from tests import tiny
 from tests.sessions import LlamaSession, ToyRMSNorm, ToySession
@@ -79,6 +81,45 @@ def test_a_module_that_only_sounds_like_the_op_is_not_a_site(tmp_path: Path) -> 
     assert "its own forward is not rms_norm" in found["sites"][0]["incompatible"]
     assert found["captured"] == 0
     assert not (tmp_path / "calls").exists()
+
+
+class MeansRMSNorm(ToyRMSNorm):
+    """Gives its rows' means beside its output."""
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x), x.mean(-1)
+
+
+class First(nn.Module):
+    """The first of several."""
+
+    def forward(self, several: Any) -> Tensor:
+        found: Tensor = several[0]
+        return found
+
+
+class OutputOnly(RmsNorm):
+    """The op at owners that give means as well, which a kernel does not make; `factor` changes what it gives."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self._factor = factor
+
+    def own(self, site: Site) -> Any:
+        return lambda x, weight, eps: ToyRMSNorm.forward(standing_in(site.module, {"weight": weight}), x)
+
+    def forward_with(self, site: Site, function: Any) -> Any:
+        return lambda module, x: (function(x, module.weight, module.eps) * self._factor, None)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_an_owner_may_leave_out_what_nobody_asks_for_but_not_change_what_it_gives(
+    factor: float, tmp_path: Path
+) -> None:
+    session, op = ToySession(), OutputOnly(factor)
+    session.model = nn.Sequential(MeansRMSNorm(), First())
+    (row,) = survey(Examiner(session, op, op.find_sites(session.model)), tmp_path)["sites"]
+    assert (row["incompatible"] is None) == (factor == 1.0)
 
 
 @pytest.mark.parametrize("name", ["module:Embedding", "module:Linear"])
