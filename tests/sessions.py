@@ -81,33 +81,6 @@ def surveyed(
     return {row["fqn"]: row["incompatible"] for row in rows}
 
 
-class FamilySession:
-    """One forward of a small model of some family, on fixed inputs."""
-
-    device = "cpu"
-
-    def __init__(self, family: str, model: nn.Module) -> None:
-        self._family = family
-        self.model = model
-
-    def batch(self, seed: int) -> tuple[Tensor, ...]:
-        return ()
-
-    def reset(self) -> None:
-        """No state."""
-
-    def program(self, model: nn.Module) -> Any:
-        return lambda: families.run(self._family, model)
-
-
-def surveyed(op: Op, family: str, folder: Path, model: nn.Module | None = None) -> dict[str, str | None]:
-    """What a survey of the family's model says of the op's sites: by name, why it is refused, or None."""
-    model = families.model_of(family) if model is None else model
-    examiner = Examiner(FamilySession(family, model), op, op.find_sites(model))
-    rows = examiner.survey(seed=1, path=folder / "calls", budget_bytes=2**22)["sites"]
-    return {row["fqn"]: row["incompatible"] for row in rows}
-
-
 class ToySession:
     """Two linear layers with a norm between them."""
 
