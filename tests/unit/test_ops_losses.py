@@ -49,7 +49,7 @@ def test_a_training_step_passes_through_the_kernel_and_its_gradients_stay(op: An
     session = LlamaSession(step="train")
     sites = op.find_sites(session.model)
     rows = [
-        gradients(session, op, sites, kernel, backward="reference", seed=1, native=False, path=tmp_path / name)
+        gradients(session, op, sites, kernel, borrowed=True, seed=1, native=False, path=tmp_path / name)
         for name, kernel in (("own", None), ("kernel", op.reference))
     ]
     assert [row["calls"] for row in rows] == [{}, {"": 1}]
