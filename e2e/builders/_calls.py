@@ -71,7 +71,7 @@ def unknown_argument(built: Built, name: str, known: list[str]) -> CandidateErro
 def bind_failed(built: Built, reason: str, *, line: int | None = None) -> CandidateError:
     """A `bind_failed` error about one kernel."""
     line = line or built.kernel.block_line
-    where = f"{built.kernel.spec}:{line}" if line else built.kernel.spec
+    where = f"{built.kernel.shown}:{line}" if line else built.kernel.shown
     return CandidateError(f"{where}: {reason}", code="bind_failed", line=line)
 
 

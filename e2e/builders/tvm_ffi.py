@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from e2e.builders._adapt import adapted
 from e2e.builders._cache import DEPENDENCY_FLAGS, OUT, Recipe, build_once
 from e2e.builders._calls import (
     arguments,
@@ -53,7 +54,8 @@ class TvmFfiBuilder:
         import tvm_ffi
 
         entry = entry_for(built, dtype)
-        names = arguments(built, op)
+        own_way = built.kernel.manifest.outputs == "return" or bool(built.kernel.manifest.ranks)
+        names = None if own_way else arguments(built, op)
         try:
             # Kept for the life of the process: unloading code that a stream may still run is never safe.
             module = tvm_ffi.load_module(built.artifact, keep_module_alive=True)
@@ -64,6 +66,8 @@ class TvmFfiBuilder:
         except (RuntimeError, OSError) as error:
             reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
             raise bind_failed(built, f"the built library does not load: {reason}") from error
+        if own_way:
+            return adapted(function, op, built)
         if names is None:
             return _direct(function, op.allocate) if output_count(op) == 1 else _several(function, op.allocate)
         return _reordered(function, op, built, names)

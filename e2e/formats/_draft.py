@@ -109,7 +109,7 @@ class Draft:
 
     def _cross_check(self, manifest: Manifest) -> None:
         suffix, native = self.path.suffix, self.path.suffix != ".py"
-        if (manifest.binding == "python") == native:
+        if manifest.is_python == native:
             known = "tvm-ffi or raw" if native else "python"
             self._mistake("binding", f"a {suffix} file is bound by {known}, not {manifest.binding}")
         elif manifest.binding == "raw" and suffix != ".cu":
