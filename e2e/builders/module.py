@@ -94,9 +94,7 @@ class _Maker:
 
     def _constructor(self, args: tuple[Any, ...], state: dict[str, Any]) -> dict[str, Any]:
         known = self._known(args, state)
-        takes = [
-            item for item in list(inspect.signature(self.kind.__init__).parameters.values())[1:] if _is_named(item)
-        ]
+        takes = _parameters(self.kind.__init__)
         stated = self._stated()
         chosen: dict[str, Any] = {}
         for place, item in enumerate(takes):

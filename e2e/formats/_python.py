@@ -36,9 +36,9 @@ class PythonFile:
     def constant_called(self, name: str) -> ast.Constant | None:
         """What is assigned to that name at the top level, if it is a constant."""
         for node in self.tree.body:
-            named = isinstance(node, ast.Assign) and any(ast.unparse(target) == name for target in node.targets)
-            if named and isinstance(node.value, ast.Constant):
-                return node.value
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+                if any(ast.unparse(target) == name for target in node.targets):
+                    return node.value
         return None
 
     @property
