@@ -36,9 +36,8 @@ class PythonFile:
     def constant_called(self, name: str) -> ast.Constant | None:
         """What is assigned to that name at the top level, if it is a constant."""
         for node in self.tree.body:
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-                if any(ast.unparse(target) == name for target in node.targets):
-                    return node.value
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+                return node.value if isinstance(node.value, ast.Constant) else None
         return None
 
     @property
