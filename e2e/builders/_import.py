@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -9,6 +10,7 @@ import importlib.util
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +20,8 @@ from e2e.errors import CandidateError, UsageError
 from e2e.protocols import BuildTarget, Built
 from e2e.schema.kernel import Kernel
 from e2e.sources import digest
+
+_PACKAGE = "__init__.py"
 
 
 def parsed(kernel: Kernel, target: BuildTarget, *, builder: str) -> Built:
@@ -47,6 +51,10 @@ def attribute(module: ModuleType, entry: str, built: Built) -> Any:
     Raises:
         CandidateError: `bind_failed`; the message lists what is in it.
     """
+    part, _, _ = entry.rpartition(".")
+    if part and (built.kernel.path or "").endswith(_PACKAGE):  # which need not import the part that holds the entry
+        with _blamed(built):
+            importlib.import_module(f"{module.__name__}.{part}")
     try:
         return functools.reduce(getattr, entry.split("."), module)
     except AttributeError as error:
@@ -57,7 +65,7 @@ def attribute(module: ModuleType, entry: str, built: Built) -> Any:
 def candidate_module(built: Built) -> ModuleType:
     """The candidate's module, imported under a name that no other module can have."""
     kernel = built.kernel
-    try:
+    with _blamed(built):
         if kernel.path is None:
             return importlib.import_module(built.artifact.partition(":")[0])
         path = Path(kernel.path)
@@ -71,16 +79,25 @@ def candidate_module(built: Built) -> ModuleType:
             raise bind_failed(built, "Python has no way to import this kind of file")
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module  # before it runs: dataclasses and Triton look their module up
+        if kernel.others and path.name != _PACKAGE:
+            sys.path.append(str(path.parent))  # last, where its siblings hide nothing of anybody's
         try:
             spec.loader.exec_module(module)
         except BaseException:  # re-raised: a half-imported module must not stay, whatever ended the import
             del sys.modules[name]
             raise
         return module
+
+
+@contextlib.contextmanager
+def _blamed(built: Built) -> Iterator[None]:
+    """Whatever importing raises is the candidate's fault: it runs its code, which may raise anything."""
+    try:
+        yield
     except CandidateError:
         raise
-    except Exception as error:  # re-raised as the candidate's fault: importing runs its code, which may raise anything
-        line = _line_in(error, kernel.path)
+    except Exception as error:  # re-raised
+        line = _line_in(error, built.kernel.path)
         raise bind_failed(built, f"it cannot be imported: {type(error).__name__}: {error}", line=line) from error
 
 

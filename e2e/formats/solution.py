@@ -38,7 +38,18 @@ _SIZES = re.compile(r"(_[a-z]+\d+)*$")
 """What definitions' names end with: `rmsnorm_h4096`, `gemm_n128_k2048`."""
 _ROWS = ("x", "residual", "gate", "up", "ids")
 """Arguments whose leading dimensions are rows, however many there are."""
-_WIDTH_IS_HIDDEN = ("rms_norm", "add_rms_norm", "layer_norm", "silu_mul", "gelu_mul")
+_LAST_OF_X, _LAST_OF_GATE = {"hidden": ("x", -1)}, {"hidden": ("gate", -1)}
+_DIMENSIONS = {
+    "rms_norm": _LAST_OF_X,
+    "add_rms_norm": _LAST_OF_X,
+    "layer_norm": _LAST_OF_X,
+    "gelu": _LAST_OF_X,
+    "silu": _LAST_OF_X,
+    "silu_mul": _LAST_OF_GATE,
+    "gelu_mul": _LAST_OF_GATE,
+    "linear": {"inputs": ("x", -1), "outputs": ("weight", 0)},
+}
+"""Named dimensions of ops, and which axis of which argument they are."""
 _DTYPES = ("float32", "float16", "bfloat16")
 _FAST = re.compile(r"fast[-_]math|-Ofast|ftz=true|prec-(div|sqrt)=false")
 _EPS = re.compile(r"eps(ilon)?", re.IGNORECASE)
@@ -127,14 +138,16 @@ class _Reader:
             names[own] = theirs
         shapes = {own: self.definition.inputs[theirs].shape for own, theirs in names.items()}
         first = next(iter(names))
-        width = self.definition.size_of((shapes[first] or [""])[-1])
-        limit = [f"hidden == {width}"] if width is not None and self.op in _WIDTH_IS_HIDDEN else []
+        sizes = {
+            name: self.definition.size_of((shapes.get(own) or [""])[axis])
+            for name, (own, axis) in _DIMENSIONS.get(self.op, {}).items()
+        }
         return {
             "op": self.op,
             "args": list(names),
             "ranks": {own: len(shape) for own, shape in shapes.items() if shape and own in _ROWS},
             "dtypes": [self._dtype(names[first])],
-            "constraints": limit,
+            "constraints": [f"{name} == {size}" for name, size in sizes.items() if size is not None],
         }
 
     def _dtype(self, theirs: str) -> str:
