@@ -91,7 +91,7 @@ class HfKernelsFormat:
             others=others,
             sha256=digest(first, others),
             manifest=Manifest(
-                op=op_for(op, stated, f"{shown}: {chosen.name}"),
+                op=op_for(op, stated, shown_spec(spec)),
                 entry=f"{chosen.module}.{chosen.name}".removeprefix("."),
                 binding="module",
             ),

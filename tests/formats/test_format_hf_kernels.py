@@ -50,7 +50,7 @@ def test_what_its_class_says_of_itself_is_noted() -> None:
 
 
 def test_a_layer_that_names_no_op_asks_for_one() -> None:
-    assert "small_norms#Doubled: Doubled: which op does it replace? Pass --op NAME" in refusal(f"{PROJECT}#Doubled")
+    assert "small_norms#Doubled: which op does it replace? Pass --op NAME" in refusal(f"{PROJECT}#Doubled")
 
 
 @pytest.mark.parametrize(
