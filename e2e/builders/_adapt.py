@@ -17,7 +17,7 @@ def adapted(function: Callable[..., Any], op: Op, built: Built) -> Callable[...,
         CandidateError: `bind_failed`: a name in `args` or `ranks` that the op does not have.
     """
     manifest, known = built.kernel.manifest, [*op.tensor_names, *op.scalar_names]
-    takes_outputs = manifest.outputs == "last" or (manifest.outputs is None and not manifest.is_python)
+    takes_outputs = manifest.takes_outputs
     names = known if manifest.args is None else manifest.args
     if takes_outputs and OUT not in names:
         names = [*names, OUT]

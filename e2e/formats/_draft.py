@@ -110,7 +110,7 @@ class Draft:
     def _cross_check(self, manifest: Manifest) -> None:
         suffix, native = self.path.suffix, self.path.suffix != ".py"
         if manifest.is_python == native:
-            known = "tvm-ffi or raw" if native else "python"
+            known = "tvm-ffi, raw or torch" if native else "python or module"
             self._mistake("binding", f"a {suffix} file is bound by {known}, not {manifest.binding}")
         elif manifest.binding == "raw" and suffix != ".cu":
             self._mistake("binding", f"raw needs a .cu file, not {suffix}")
@@ -120,6 +120,8 @@ class Draft:
             self._mistake("launch", f"only for `binding: raw`; {manifest.binding} launches by itself")
         if suffix == ".cu" and manifest.device == "cpu":
             self._mistake("device", "a .cu file runs on cuda; name a C++ source .cpp")
+        if manifest.backward not in (None, "reference") and manifest.binding != "torch":
+            self._mistake("backward", "must be 'reference': a function of its own is called with `binding: torch` only")
         if not manifest.dtypes:
             self._mistake("dtypes", "must name at least one")
         entries = manifest.entry if isinstance(manifest.entry, dict) else {"": manifest.entry}

@@ -176,25 +176,25 @@ class _Reader:
 
     def _compiled(self) -> tuple[dict[str, Any], str, dict[str, str]]:
         spec, function = self.solution.spec, self.solution.entry[1]
-        binding = spec.binding or "tvm-ffi"
+        theirs = (spec.binding or "").replace("_", "-")
         texts = {source.path: source.content for source in self.solution.sources}
-        if binding not in ("tvm-ffi", "tvm_ffi") or "PYBIND11_MODULE" in "".join(texts.values()):
+        scanned = scan("\n".join(texts.values()), ".cu" if any(name.endswith(".cu") for name in texts) else ".cpp")
+        if theirs not in ("", scanned.binding) or scanned.binding == "raw":
             raise self._mistake(
                 "spec.binding",
-                "sources that bind themselves through torch are not read; export the entry by "
-                "TVM_FFI_DLL_EXPORT_TYPED_FUNC and state `tvm-ffi`",
+                f"{printable(theirs) or 'none'}, but the sources are bound by "
+                f"{scanned.binding}; tvm-ffi and torch are read",
             )
-        scanned = scan("\n".join(texts.values()), ".cu" if any(name.endswith(".cu") for name in texts) else ".cpp")
-        if function not in scanned.functions or scanned.binding != "tvm-ffi":
+        if function not in scanned.functions:
             there = ", ".join(scanned.functions) or "nothing"
-            raise self._mistake("spec.entry_point", f"{function!r} is not exported through tvm-ffi; exported: {there}")
+            raise self._mistake("spec.entry_point", f"{function!r} is not exported; exported: {there}")
         options = spec.compile_options
         flags = [*(options.cuda_cflags if scanned.needs_cuda else options.cflags), *options.ld_flags] if options else []
         if fast := [flag for flag in flags if _FAST.search(flag)]:
             self.notes.append(f"compiled with fast maths, as the solution asks: {' '.join(fast)}")
         fields = {
             "entry": function,
-            "binding": "tvm-ffi",
+            "binding": scanned.binding,
             "device": "cuda" if scanned.needs_cuda else "cpu",
             "outputs": "return" if spec.destination_passing_style is False else "last",
             "flags": flags,

@@ -10,7 +10,7 @@ from e2e.schema.constraint import check_expression
 from e2e.schema.record import Record
 from e2e.schema.workload import DType
 
-Binding = Literal["tvm-ffi", "raw", "python", "module", "aten"]
+Binding = Literal["tvm-ffi", "raw", "torch", "python", "module", "aten"]
 
 
 class Claim(Record):
@@ -50,8 +50,8 @@ class Manifest(Record):
     entry: str | dict[DType, str]
     """Exported function; one name, or one per dtype."""
     binding: Binding
-    backward: Literal["reference"] | None = None
-    """`reference` borrows the op's own, in float32; entries of a kernel's own backward come with a later version."""
+    backward: str | None = None
+    """`reference` borrows the op's own, in float32; with `binding: torch`, an exported function of the kernel's own."""
     dtypes: list[DType] = ["float32", "float16", "bfloat16"]
     device: Literal["cpu", "cuda"] | None = None
     """Where it runs; None (Python callables) means wherever the workload runs."""
@@ -74,6 +74,16 @@ class Manifest(Record):
     def is_python(self) -> bool:
         """Whether the entry is Python: it may compile at its first call, and autograd sees through it."""
         return self.binding in ("python", "module", "aten")
+
+    @property
+    def brings_gradients(self) -> bool:
+        """Whether a bound entry is differentiable as it is: Python, or with a backward of its own."""
+        return self.is_python if self.backward is None else self.backward != "reference"
+
+    @property
+    def takes_outputs(self) -> bool:
+        """Whether the entry is handed its outputs, preallocated."""
+        return self.outputs == "last" or (self.outputs is None and self.binding in ("tvm-ffi", "raw"))
 
     @field_validator("constraints")
     @classmethod

@@ -211,6 +211,13 @@ def test_a_compiled_solution_of_several_sources_is_built_by_one_call(tmp_path: P
     check_norm(bound(kernel, tmp_path / "cache"))
 
 
+def test_sources_bound_through_torch_are_built_as_such(tmp_path: Path) -> None:
+    text = 'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("run", &run); }\n'
+    spec = {"binding": "torch", "destination_passing_style": False}
+    manifest = read(compiled(tmp_path, spec=spec, main_dot_cpp=text)).manifest
+    assert (manifest.binding, manifest.outputs, manifest.entry) == ("torch", "return", "run")
+
+
 def test_cuda_sources_need_a_device_and_keep_their_flags(tmp_path: Path) -> None:
     options = {"cuda_cflags": ["-O3", "--use_fast_math"], "ld_flags": ["-lcuda"]}
     spec = {"languages": ["cuda_cpp"], "entry_point": "main.cu::run", "compile_options": options}
@@ -223,10 +230,19 @@ def test_cuda_sources_need_a_device_and_keep_their_flags(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("spec", "text", "said"),
     [
-        ({"binding": "torch"}, EXPORT, "solution.json: spec.binding: sources that bind themselves through torch"),
-        ({}, "PYBIND11_MODULE(a, b) {}", "solution.json: spec.binding: sources that bind themselves through torch"),
-        ({}, "int x;", "solution.json: spec.entry_point: 'run' is not exported through tvm-ffi; exported: nothing"),
-        ({}, EXPORT.replace("(run,", "(go,"), "'run' is not exported through tvm-ffi; exported: go"),
+        ({"binding": "torch"}, EXPORT, "spec.binding: torch, but the sources are bound by tvm-ffi"),
+        (
+            {"binding": "odd"},
+            EXPORT,
+            "solution.json: spec.binding: odd, but the sources are bound by tvm-ffi; tvm-ffi and",
+        ),
+        (
+            {"binding": None},
+            'extern "C" __global__ void run() {}',
+            "spec.binding: none, but the sources are bound by raw",
+        ),
+        ({}, "int x;", "solution.json: spec.entry_point: 'run' is not exported; exported: nothing"),
+        ({}, EXPORT.replace("(run,", "(go,"), "spec.entry_point: 'run' is not exported; exported: go"),
         ({"language": "hip"}, EXPORT, "solution.json: spec.language: hip is not read; known: python, pytorch"),
         ({"language": "", "languages": ["cuda", "triton"]}, EXPORT, "spec.language: cuda, triton is not read"),
     ],
