@@ -234,12 +234,12 @@ def test_cuda_sources_need_a_device_and_keep_their_flags(tmp_path: Path) -> None
         (
             {"binding": "odd"},
             EXPORT,
-            "solution.json: spec.binding: odd, but the sources are bound by tvm-ffi; tvm-ffi and",
+            "spec.binding: odd, but the sources are bound by tvm-ffi; tvm-ffi and",
         ),
         (
             {"binding": None},
             'extern "C" __global__ void run() {}',
-            "spec.binding: none, but the sources are bound by raw",
+            "binding: none, but the sources are bound by raw",
         ),
         ({}, "int x;", "solution.json: spec.entry_point: 'run' is not exported; exported: nothing"),
         ({}, EXPORT.replace("(run,", "(go,"), "spec.entry_point: 'run' is not exported; exported: go"),
