@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import PurePosixPath
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -99,13 +99,13 @@ class Axis(_Theirs):
     """One named dimension; only constant ones hold a number."""
 
     type: Literal["const", "var", "expr"]
-    value: int | None = None
+    value: int | None = Field(default=None, ge=0)
 
 
 class TensorSpec(_Theirs):
     """An input or output; a scalar has no shape."""
 
-    shape: list[str | int] | None = None
+    shape: list[str | Annotated[int, Field(ge=0)]] | None = None
     dtype: str
 
 

@@ -1,4 +1,4 @@
-"""BackendBench: an op's folder (OP__OVERLOAD/) or the file OP__OVERLOAD_implementation*.py in it."""
+"""BackendBench: an operator's folder, or the file OP__OVERLOAD_implementation*.py in it."""
 
 from __future__ import annotations
 

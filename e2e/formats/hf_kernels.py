@@ -1,4 +1,4 @@
-"""Hugging Face `kernels`: a project or built folder (build.toml, torch-ext/, build/) and a layer: FOLDER#LAYER."""
+"""Hugging Face `kernels`: a layer of a project or a built folder, as FOLDER#LAYER."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""robust-kbench: a C++ or CUDA file that binds `forward`, and perhaps `backward`, through torch."""
+"""robust-kbench: a CUDA or C++ file that binds `forward`, and perhaps `backward`, through torch."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import shutil
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from e2e import registry
-from e2e.errors import CandidateError
+from e2e.errors import CandidateError, UsageError
 from e2e.reading import read_kernel
 from e2e.schema.kernel import Kernel
 from tests.formats.bound import HERE, bound, check_norm, refusal
@@ -335,3 +336,32 @@ def test_a_damaged_trace_claims_nothing(tmp_path: Path) -> None:
     traces = next(root.glob("traces/**/*.jsonl"))
     traces.write_text('not JSON\n{"evaluation": null}\n{"solution": "somebodys_rmsnorm", "evaluation": {}}\n[]\n')
     assert read(next(root.glob("solutions/**/*.json"))).manifest.claim is None
+
+
+def _paths(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in a document."""
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    return [path, *(found for key, value in items for found in _paths(value, (*path, key)))]
+
+
+def _with(data: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    changed = copy.copy(data)
+    changed[path[0]] = _with(data[path[0]], path[1:], value)
+    return changed
+
+
+ODD = [None, True, -1, 3, 1e400, "", "run", "\0", "../x", "main.py::run", [], {}, [None], [[1]], {"a": 1}, ["python"]]
+
+
+@pytest.mark.parametrize("which", ["solution", "definition"])
+def test_no_value_anywhere_raises_anything_but_a_usage_error(tmp_path: Path, which: str) -> None:
+    written(tmp_path)
+    file = tmp_path / f"{which}.json"
+    data = json.loads(file.read_text())
+    for path in _paths(data)[1:]:
+        for value in ODD:
+            file.write_text(json.dumps(_with(data, path, value)))
+            with contextlib.suppress(UsageError):
+                read(tmp_path / "solution.json")
