@@ -18,6 +18,7 @@ from e2e.judge import judge
 from e2e.measure.devices import driver_version
 from e2e.request import Loaded, Request
 from e2e.schema.evidence import Evidence
+from e2e.schema.kernel import Kernel
 from e2e.schema.result import CellResult, ErrorRecord, Result, SetUp
 from e2e.schema.workload import Cell
 from e2e.selftest_store import newest
@@ -76,7 +77,7 @@ def assemble(
         claim=feedback.claim(loaded.kernel, evidence, verdict) if evidence and verdict else None,
         cells=cells,
         regions=told.regions if told else None,
-        kernels=[loaded.kernel.model_copy(update={"path": near(loaded.kernel.path)})],
+        kernels=[_near(loaded.kernel)],
         workload=loaded.workload.workload,
         policy=loaded.policy,
         overrides=loaded.workload.overrides,
@@ -111,6 +112,10 @@ def near(text: None) -> None: ...
 def near(text: str | None) -> str | None:
     """Paths below the working folder as they are from there: a result is read on other machines."""
     return None if text is None else text.replace(f"{Path.cwd()}{os.sep}", "")
+
+
+def _near(kernel: Kernel) -> Kernel:
+    return kernel.model_copy(update={"path": near(kernel.path), "others": [near(other) for other in kernel.others]})
 
 
 def _invocation(request: Request, run_id: str) -> Invocation:

@@ -218,7 +218,7 @@ class Crew:
         code = accusation(fault.reason) or _KINDS[fault.kind]
         said = worker.output(600)
         message = fault.message + (f"; it printed: {said}" if said and fault.kind != "raised" else "")
-        where = Where(file=self.kernel.spec, line=fault.line)
+        where = Where(file=self.kernel.shown, line=fault.line)
         worker.close()
         return CandidateFault(Fault(code=code, message=message, stage=stage, where=where))
 

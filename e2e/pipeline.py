@@ -36,6 +36,7 @@ from e2e.schema.policy import Policy
 from e2e.schema.result import Result
 from e2e.schema.words import ReasonCode, Stage
 from e2e.schema.workload import Cell, cells_of
+from e2e.sources import relative_name
 from e2e.stages.afterwards import look_back
 from e2e.stages.check import check
 from e2e.stages.course import Course
@@ -155,6 +156,10 @@ def build(loaded: Loaded, kernel: Kernel, folder: str, run: store.Run, progress:
     progress.stage("build", kernel.spec)
     if kernel.path is not None:
         run.write_bytes(f"{folder}/{Path(kernel.path).name}", Path(kernel.path).read_bytes())
+        for other in (other for other in kernel.others if not other.endswith(".so")):
+            run.write_bytes(f"{folder}/{relative_name(kernel.path, other)}", Path(other).read_bytes())
+    for note in kernel.notes:
+        progress.note(note)
     builder = registry.load("builders", kernel.manifest.binding)
     target = BuildTarget(
         device="cpu" if loaded.device.name == "cpu" else "cuda",
@@ -166,9 +171,9 @@ def build(loaded: Loaded, kernel: Kernel, folder: str, run: store.Run, progress:
         built: Built = builder.build(kernel, target)
     except CandidateError as error:
         run.write_text(f"{folder}/build.log", assembly.near(error.message))
-        where = Where(file=kernel.spec, line=error.line)
+        where = Where(file=kernel.shown, line=error.line)
         return Fault(code=ReasonCode(error.code), message=error.message, stage=Stage.BUILD, where=where)
-    run.write_text(f"{folder}/build.log", assembly.near(f"{built.command or ''}\n{built.log}"))
+    run.write_text(f"{folder}/build.log", assembly.near("\n".join([*kernel.notes, built.command or "", built.log])))
     progress.note(f"built in {built.seconds:.1f} s" if not built.cached else "found in the cache")
     return built
 

@@ -11,6 +11,9 @@ from e2e.formats._names import SUFFIXES, check_op, nearest_file, shown_spec
 from e2e.schema.kernel import Kernel
 from e2e.yaml_lines import printable
 
+_ANY_SOURCE = "block"
+"""The format that reads any source; asked last, when no other recognises what is in it."""
+
 
 def read_kernel(spec: str, *, op: str | None) -> Kernel:
     """The kernel that `spec` names; `op` is what `--op` says.
@@ -20,7 +23,7 @@ def read_kernel(spec: str, *, op: str | None) -> Kernel:
     """
     if op is not None:
         check_op(op)
-    for name in registry.names("formats"):
+    for name in sorted(registry.names("formats"), key=_ANY_SOURCE.__eq__):
         kernel: Kernel | None = registry.load("formats", name).read(spec, op=op)
         if kernel is not None:
             return kernel

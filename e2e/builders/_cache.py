@@ -34,6 +34,7 @@ from e2e.errors import EnvironmentFault, UsageError
 from e2e.protocols import BuildTarget, Built
 from e2e.schema.kernel import Kernel
 from e2e.schema.record import Record
+from e2e.sources import digest
 
 OUT = "<artifact>"
 DEPENDENCIES = "<dependencies>"
@@ -108,10 +109,10 @@ def build_once(recipe: Recipe, target: BuildTarget) -> Built:
 
 def _first_key(recipe: Recipe) -> str:
     try:
-        content = recipe.source.read_bytes()
+        now = digest(recipe.source, recipe.kernel.others)
     except OSError as error:
         raise UsageError(f"{recipe.kernel.spec} cannot be read any more: {error.strerror}") from error
-    if hashlib.sha256(content).hexdigest() != recipe.kernel.sha256:
+    if now != recipe.kernel.sha256:
         raise UsageError(f"{recipe.kernel.spec} changed since it was read; run again")
     parts = [recipe.kernel.sha256, str(recipe.source), *recipe.argv, *recipe.identity]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

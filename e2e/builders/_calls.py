@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,6 +160,39 @@ class Bound:
             raise bind_failed(self._built, f"{extra.name}: {error}") from error
 
 
+class Saving:
+    """A forward that returns the op's outputs, then what its backward wants to see again, and that backward."""
+
+    def __init__(self, op: Op, built: Built, forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
+        self._built, self._forward, self._backward = built, forward, backward
+        self._count = output_count(op)
+
+    def __call__(self, *args: Any) -> Any:
+        return self.saving(*args)[0]
+
+    def saving(self, *args: Any) -> tuple[Any, tuple[Any, ...]]:
+        """What the op returns, and what is saved."""
+        found = outputs_of(self._forward(*args))
+        outputs = found[: self._count]
+        return outputs[0] if self._count == 1 else outputs, found[self._count :]
+
+    def backward(self, gradients: Sequence[Any], tensors: Sequence[Any], saved: Sequence[Any]) -> tuple[Any, ...]:
+        """A gradient for every tensor of the forward; absent tensors are not handed over and have none.
+
+        Raises:
+            CandidateError: `bind_failed`: it gives another number of them.
+        """
+        there = [place for place, tensor in enumerate(tensors) if tensor is not None]
+        dense = [gradient.contiguous() for gradient in gradients]
+        found = outputs_of(self._backward(*dense, *(tensors[place] for place in there), *saved))
+        if len(found) != len(there):
+            raise bind_failed(self._built, f"backward: gave {len(found)} gradients for {len(there)} tensors")
+        result: list[Any] = [None] * len(tensors)
+        for place, gradient in zip(there, found, strict=True):
+            result[place] = gradient
+        return tuple(result)
+
+
 def unknown_argument(built: Built, name: str, known: list[str]) -> CandidateError:
     """The error for an entry of `args` that this op does not have."""
     close = difflib.get_close_matches(name, known, n=1)
@@ -170,7 +203,7 @@ def unknown_argument(built: Built, name: str, known: list[str]) -> CandidateErro
 def bind_failed(built: Built, reason: str, *, line: int | None = None) -> CandidateError:
     """A `bind_failed` error about one kernel."""
     line = line or built.kernel.block_line
-    where = f"{built.kernel.spec}:{line}" if line else built.kernel.spec
+    where = f"{built.kernel.shown}:{line}" if line else built.kernel.shown
     return CandidateError(f"{where}: {reason}", code="bind_failed", line=line)
 
 

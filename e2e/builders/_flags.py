@@ -80,7 +80,7 @@ def needs_architecture(kernel: Kernel) -> bool:
     Raises:
         UsageError: flags that are not allowed.
     """
-    compiled = kernel.manifest.device == "cuda" and kernel.manifest.binding != "python"
+    compiled = kernel.manifest.device == "cuda" and not kernel.manifest.is_python
     return compiled and not architectures(checked_flags(kernel, nvcc=True))
 
 

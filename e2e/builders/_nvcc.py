@@ -25,7 +25,7 @@ class Nvcc:
     """Header folders that the compiler's identity stands for."""
 
 
-def nvcc_command(kernel: Kernel, target: BuildTarget) -> Nvcc:
+def nvcc_command(kernel: Kernel, target: BuildTarget, *, standard: str = "c++17") -> Nvcc:
     """Nvcc with optimisation, dialect, architecture, resource report and the manifest's flags.
 
     Raises:
@@ -50,7 +50,7 @@ def nvcc_command(kernel: Kernel, target: BuildTarget) -> Nvcc:
     argv = [
         *compiler.argv,
         *([] if any(flag.startswith("-O") for flag in flags) else ["-O3"]),
-        *([] if any(flag.startswith("-std=") for flag in flags) else ["-std=c++17"]),
+        *([] if any(flag.startswith("-std=") for flag in flags) else [f"-std={standard}"]),
         *([] if stated else ["-gencode", f"arch=compute_{target.arch},code=sm_{target.arch}"]),
         *("-Xptxas", "-v"),
         *flags,

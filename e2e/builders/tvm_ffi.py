@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from e2e.builders._adapt import adapted
 from e2e.builders._cache import DEPENDENCY_FLAGS, OUT, Recipe, build_once
 from e2e.builders._calls import (
     BORROWED,
@@ -55,7 +56,8 @@ class TvmFfiBuilder:
         import tvm_ffi
 
         entry = entry_for(built, dtype)
-        names = arguments(built, op)
+        own_way = built.kernel.manifest.outputs == "return" or bool(built.kernel.manifest.ranks)
+        names = None if own_way else arguments(built, op)
         try:
             # Kept for the life of the process: unloading code that a stream may still run is never safe.
             module = tvm_ffi.load_module(built.artifact, keep_module_alive=True)
@@ -67,6 +69,10 @@ class TvmFfiBuilder:
             reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
             raise bind_failed(built, f"the built library does not load: {reason}") from error
         backward = _backward(module, built)
+        if own_way:
+            if backward is not None or extras_of(built):
+                raise bind_failed(built, "backward, saves, workspace: not together with `outputs: return` or `ranks`")
+            return adapted(function, op, built)
         if names is None and backward is None and not extras_of(built) and output_count(op) == 1:
             return _direct(function, op.allocate)
         return Bound(op, built, function, names, backward)
@@ -100,7 +106,8 @@ def _backward(module: Any, built: Built) -> Callable[..., Any] | None:
 
     def call(gradients: Sequence[Any], tensors: Sequence[Any], saved: Sequence[Any]) -> tuple[Any, ...]:
         made = [None if tensor is None else tensor.new_empty(tensor.shape) for tensor in tensors]
-        function(*(gradient.contiguous() for gradient in gradients), *tensors, *saved, *made)
+        there = [[item for item in items if item is not None] for items in (tensors, made)]
+        function(*(gradient.contiguous() for gradient in gradients), *there[0], *saved, *there[1])
         return tuple(made)
 
     return call

@@ -111,8 +111,8 @@ class Draft:
 
     def _cross_check(self, manifest: Manifest) -> None:
         suffix, native = self.path.suffix, self.path.suffix != ".py"
-        if (manifest.binding == "python") == native:
-            known = "tvm-ffi or raw" if native else "python"
+        if manifest.is_python == native:
+            known = "tvm-ffi, raw or torch" if native else "python or module"
             self._mistake("binding", f"a {suffix} file is bound by {known}, not {manifest.binding}")
         elif manifest.binding == "raw" and suffix != ".cu":
             self._mistake("binding", f"raw needs a .cu file, not {suffix}")

@@ -16,7 +16,9 @@ _BARE = re.compile(
     r"(?:(?:void|static|inline|__launch_bounds__\s*\([^()]*\))\s+)*(?P<name>\w+)\s*\("
 )
 _C_BLOCK = re.compile(r"extern\s*\"C\"\s*\{")
-_OF_TORCH = re.compile(r"#\s*include\s*<torch/|\bPYBIND11_MODULE\b|\bTORCH_LIBRARY|\bSTABLE_TORCH_LIBRARY")
+_OF_TORCH = re.compile(r"\bTORCH_LIBRARY|\bSTABLE_TORCH_LIBRARY")
+_PYBIND = re.compile(r"\bPYBIND11_MODULE\b")
+_DEFINED = re.compile(r"\bm\s*\.\s*def\s*\(\s*\"(\w+)\"")
 _OF_CUDA = re.compile(r"#\s*include\s*[<\"]cuda")
 _SUFFIX_OF = {
     "float32": ("f32", "fp32", "float32", "float"),
@@ -81,16 +83,24 @@ def _scan_native(text: str, suffix: str) -> Source:
     block = _C_BLOCK.search(code)
     found = [item for item in _BARE.finditer(code) if item["c"] or (block and block.start() < item.start())]
     bare = [item["name"] for item in found if not _is_template(code, item.start())]
-    raw = not exported and "tvm/ffi/" not in code and bool(bare)
-    unsupported = None
-    if not exported and _OF_TORCH.search(code):
-        unsupported = "sources that bind themselves through torch are not read yet; export with tvm-ffi"
+    unsupported, binding = None, _binding(code, exported, bare)
+    functions = {"torch": _DEFINED.findall(code), "raw": bare}.get(binding, exported)
+    if not functions and _OF_TORCH.search(code):
+        unsupported = "operators registered with torch are not read; bind by PYBIND11_MODULE, or export with tvm-ffi"
     return Source(
-        binding="raw" if raw else "tvm-ffi",
-        functions=tuple(dict.fromkeys(bare if raw else exported)),
+        binding=binding,
+        functions=tuple(dict.fromkeys(functions)),
         needs_cuda=suffix == ".cu" or bool(_OF_CUDA.search(code)),
         unsupported=unsupported,
     )
+
+
+def _binding(code: str, exported: list[str], bare: list[str]) -> Binding:
+    if exported or "tvm/ffi/" in code:
+        return "tvm-ffi"
+    if _PYBIND.search(code):
+        return "torch"
+    return "raw" if bare else "tvm-ffi"
 
 
 def _is_template(code: str, position: int) -> bool:

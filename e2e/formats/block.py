@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import re
-import stat
 from pathlib import Path
 
 from e2e.errors import UsageError
 from e2e.formats._draft import Block, Draft
-from e2e.formats._names import nearest_file, shown_spec
+from e2e.formats._files import decode, opens_block, read_bytes
+from e2e.formats._names import shown_spec
 from e2e.schema.kernel import Kernel
 from e2e.yaml_lines import parse, printable
 
 _MARKS = {".cu": "//", ".cpp": "//", ".cc": "//", ".py": "#"}
-_MAX_BYTES = 4 * 1024 * 1024
-"""No kernel is that long; whatever it is, it was given by mistake."""
-_NEARLY = re.compile(r"\s*(//|#)\s*/{2,}\s*e2e\b", re.IGNORECASE)
 
 
 class BlockFormat:
@@ -32,10 +27,10 @@ class BlockFormat:
         path = Path(spec)
         if path.suffix not in _MARKS:
             return None
-        content = _read(path, spec)
+        content = read_bytes(path, spec)
         if content is None:
             return None
-        text = _decode(content, spec)
+        text = decode(content, spec)
         block = _find_block(text, _MARKS[path.suffix], spec)
         return Kernel(
             spec=spec,
@@ -47,44 +42,6 @@ class BlockFormat:
         )
 
 
-def _read(path: Path, spec: str) -> bytes | None:
-    """The file's bytes; None for a folder, which another format may know."""
-    shown = shown_spec(spec)
-    try:
-        # Opened without blocking, then looked at: a pipe or a device must not hang or fill the memory.
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(handle, "rb") as file:
-            kind = os.fstat(file.fileno()).st_mode
-            if not stat.S_ISREG(kind):
-                raise UsageError(f"{shown} is not a regular file")
-            content = file.read(_MAX_BYTES + 1)
-    except FileNotFoundError as error:
-        raise UsageError(f"no such file: {shown}{nearest_file(path)}") from error
-    except IsADirectoryError:
-        return None
-    except (OSError, ValueError) as error:
-        if os.path.isdir(path):
-            return None
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise UsageError(f"{shown} cannot be read: {reason}") from error
-    if len(content) > _MAX_BYTES:
-        raise UsageError(f"{shown} is larger than {_MAX_BYTES // 1024**2} MiB; that is no kernel source")
-    if not content.strip():
-        raise UsageError(f"{shown} is empty")
-    return content
-
-
-def _decode(content: bytes, spec: str) -> str:
-    if b"\0" in content:
-        raise UsageError(f"{shown_spec(spec)} is a binary file, not source text")
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise UsageError(f"{shown_spec(spec)}:{line}: not UTF-8 text") from error
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
 def _find_block(text: str, mark: str, spec: str) -> Block | None:
     """The block, or None when there is none.
 
@@ -92,7 +49,7 @@ def _find_block(text: str, mark: str, spec: str) -> Block | None:
         UsageError: opened differently, twice, or not closed; not a YAML mapping.
     """
     rows = text.rstrip("\n").split("\n")
-    openings = [number for number, row in enumerate(rows) if _NEARLY.match(row)]
+    openings = [number for number, row in enumerate(rows) if opens_block(row)]
     if not openings:
         return None
     first, shown = openings[0], shown_spec(spec)

@@ -10,7 +10,7 @@ from e2e.schema.constraint import check_expression
 from e2e.schema.record import Record
 from e2e.schema.workload import DType
 
-Binding = Literal["tvm-ffi", "raw", "python"]
+Binding = Literal["tvm-ffi", "raw", "torch", "python", "module", "aten"]
 
 
 _WHOLE = ("int32", "int64", "uint8")
@@ -67,6 +67,10 @@ class Manifest(Record):
     """Where it runs; None (Python callables) means wherever the workload runs."""
     args: list[str] | None = None
     """The entry's arguments in its own order, by the op's names, named dimensions and `out`."""
+    outputs: Literal["return", "last"] | None = None
+    """Whether the entry returns its outputs or takes them last, preallocated; None is the binding's own way."""
+    ranks: dict[str, int] = {}
+    """Dimensions that the entry takes of a tensor; leading ones are folded into its first, and unfolded in outputs."""
     constraints: list[str] = []
     """Comparisons over named dimensions and `dtype`; excluded calls run the baseline op."""
     launch: Launch | None = None
@@ -75,6 +79,21 @@ class Manifest(Record):
     deterministic: bool | None = None
     """Whether the author says that equal inputs give equal bits; None is no statement."""
     claim: Claim | None = None
+
+    @property
+    def is_python(self) -> bool:
+        """Whether the entry is Python: it may compile at its first call, and autograd sees through it."""
+        return self.binding in ("python", "module", "aten")
+
+    @property
+    def brings_gradients(self) -> bool:
+        """Whether a bound entry is differentiable as it is: Python, unless a backward is named for it."""
+        return self.is_python and self.backward is None
+
+    @property
+    def takes_outputs(self) -> bool:
+        """Whether the entry is handed its outputs, preallocated."""
+        return self.outputs == "last" or (self.outputs is None and self.binding in ("tvm-ffi", "raw"))
 
     @field_validator("saves", "workspace")
     @classmethod
@@ -106,10 +125,21 @@ class Kernel(Record):
     """As given on the command line."""
     path: str | None
     """Absolute path of the source; None for `package.module:callable`."""
+    others: list[str] = []
+    """Absolute paths of further sources, which the first one includes or imports."""
     sha256: str
-    """Of the source text."""
+    """Of the source text, or of all of them: see `sources.digest`."""
     manifest: Manifest
     format: str
     """Name of the reader that understood it."""
     block_line: int | None = None
     """Line on which the manifest block starts."""
+    inside: str | None = None
+    """Name of the source within what `spec` names, where that holds several."""
+    notes: list[str] = []
+    """What its reader found that people should know, such as compiler flags that change the maths."""
+
+    @property
+    def shown(self) -> str:
+        """How messages name the source that their line numbers count in."""
+        return self.spec if self.inside is None else f"{self.spec} ({self.inside})"

@@ -105,7 +105,7 @@ class Course:
 
     def compiles(self, arm: ArmName) -> bool:
         """Whether the arm's first step compiles: torch.compile does, and a kernel in Python may."""
-        own = arm.role is Role.CANDIDATE and self.crew.kernel.manifest.binding == "python"
+        own = arm.role is Role.CANDIDATE and self.crew.kernel.manifest.is_python
         return own or arm.mode.is_compiled
 
     @property

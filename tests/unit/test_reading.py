@@ -208,7 +208,7 @@ def test_functions_in_comments_are_not_functions(folder: Path) -> None:
         (
             "rms_norm.cpp",
             "#include <torch/extension.h>\nPYBIND11_MODULE(a, b) {}",
-            "binding: sources",
+            "entry: nothing is exported",
         ),
         ("rms_norm.py", "x = 1", "entry: no public top-level function in it"),
         ("rms_norm.py", "def f(:\n", "rms_norm.py:1: not Python: "),
