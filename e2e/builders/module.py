@@ -157,16 +157,40 @@ class _Maker:
 
 
 def _bound(maker: _Maker) -> Callable[..., Any]:
-    instances: dict[Any, tuple[Any, list[tuple[dict[str, Any], str, int]]]] = {}
-    given, state_places, scalars = maker.given, maker.state_places, maker.scalar_places
+    find, given = _finder(maker), maker.given
+    if not maker.state_places:
+        return lambda *args: find(args)(*args[:given])
+    recent: dict[tuple[int, ...], tuple[Any, tuple[Any, ...]]] = {}
+    """By identity, with the objects kept, so that no other one can have it."""
 
+    # Every eager call of the candidate passes here: a site that was seen before costs one look-up.
     def call(*args: Any) -> Any:
+        key = tuple(map(id, args[given:]))
+        known = recent.get(key)
+        if known is None:
+            instance = find(args)
+            if len(recent) >= _MOST_INSTANCES:
+                recent.clear()
+            for other in [key for key, (same, _) in recent.items() if same is instance]:
+                del recent[other]  # it holds these tensors now
+            known = recent[key] = (instance, args[given:])
+        return known[0](*args[:given])
+
+    return call
+
+
+def _finder(maker: _Maker) -> Callable[[tuple[Any, ...]], Any]:
+    """The instance for a call, holding the call's own tensors."""
+    instances: dict[Any, tuple[Any, list[tuple[dict[str, Any], str, int]]]] = {}
+    state_places, scalar_places = maker.state_places, maker.scalar_places
+
+    def find(args: tuple[Any, ...]) -> Any:
         # By address, since arms see the same weight through other objects; an instance keeps its weights alive, so
         # that no other tensor can have the address.
         key = (
             args[0].shape[-1:],
-            *[(args[place].data_ptr(), args[place].shape) for place in state_places if args[place] is not None],
-            *[args[place] for place in scalars],
+            *[args[place] is not None and (args[place].data_ptr(), args[place].shape) for place in state_places],
+            *[args[place] for place in scalar_places],
         )
         known = instances.get(key)
         if known is None:
@@ -176,9 +200,9 @@ def _bound(maker: _Maker) -> Callable[..., Any]:
         instance, places = known
         for owner, name, place in places:
             owner[name] = args[place]
-        return instance(*args[:given])
+        return instance
 
-    return call
+    return find
 
 
 def _slots(instance: Any) -> Iterator[tuple[str, tuple[dict[str, Any], str]]]:

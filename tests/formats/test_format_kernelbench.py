@@ -98,6 +98,19 @@ def test_a_weight_changed_in_place_is_seen_and_gets_its_gradient(tmp_path: Path)
     torch.testing.assert_close(weight.grad, torch.full((384,), 2.0))
 
 
+def test_gradients_go_to_the_object_that_a_call_was_given(tmp_path: Path) -> None:
+    """Arms see one weight through several objects."""
+    import torch
+
+    call = bound(read_kernel(str(NORM), op=None), tmp_path)
+    first = torch.nn.Parameter(torch.ones(384))
+    second = torch.nn.Parameter(first.detach())
+    for weight in (first, second, first, first):
+        weight.grad = None
+        call(torch.ones(2, 384), weight, 1e-5).sum().backward()
+        assert weight.grad is not None
+
+
 def test_a_module_may_keep_what_it_makes_of_its_weight(tmp_path: Path) -> None:
     """One instance per weight: what one site caches is not another's."""
     constructor = ", dim, eps):\n        super().__init__()\n        self.eps, self.kept = eps, None\n" + (
