@@ -58,7 +58,7 @@ class Attention:
             "sdpa": _sdpa,
             "sdpa_math": _by_backend(SDPBackend.MATH),
             "sdpa_flash": _by_backend(SDPBackend.FLASH_ATTENTION),
-            "sdpa_efficient": _by_backend(SDPBackend.EFFICIENT_ATTENTION),
+            "sdpa_efficient": _by_backend(SDPBackend.EFFICIENT_ATTENTION, is_grouped=False),
             "sdpa_cudnn": _by_backend(SDPBackend.CUDNN_ATTENTION),
             "maths": _maths,
         }
@@ -120,18 +120,18 @@ class Attention:
         (batch, heads, count, _), keys = q.shape, k.shape[2]
         group, step = max(1, heads // max(1, k.shape[1])), max(1, BLOCK // max(1, keys))
         seen = None if mask is None else mask.expand(batch, heads, count, keys)
-        rows = []
-        for b in range(batch):
-            for h in range(heads):
-                for start in range(0, count, step):
-                    end = min(start + step, count)
+        blocks = [q.new_empty(batch, heads, 0, v.shape[-1])]
+        for start in range(0, count, step):
+            end = min(start + step, count)
+            visible = _visible(range(start, end), count, keys, causal, window, q.device)
+            rows = []
+            for b in range(batch):
+                for h in range(heads):
                     scores = _capped(q[b, h, start:end] @ k[b, h // group].mT * scale, softcap)
-                    visible = _visible(count, keys, causal, window, q.device)[start:end]
-                    rows.append(_weights(scores, visible, None if seen is None else seen[b, h, start:end]))
-                    rows[-1] = rows[-1] @ v[b, h // group]
-        if not rows:
-            return q.new_zeros(batch, heads, count, v.shape[-1])
-        return torch.cat(rows).reshape(batch, heads, count, v.shape[-1])
+                    weights = _weights(scores, visible, None if seen is None else seen[b, h, start:end])
+                    rows.append(weights @ v[b, h // group])
+            blocks.append(torch.stack(rows).reshape(batch, heads, end - start, v.shape[-1]))
+        return torch.cat(blocks, dim=2)
 
     def allocate(self, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
         """An uninitialised y; in memory heads lie side by side, ready for the output projection."""
@@ -332,21 +332,21 @@ def _adapted(module: nn.Module, function: Callable[..., Any]) -> Callable[..., A
     return attend
 
 
-def _visible(count: int, keys: int, causal: bool, window: int | None, device: torch.device) -> Tensor:
-    """Which keys each query may see by its place alone.
+def _visible(queries: range, count: int, keys: int, causal: bool, window: int | None, device: torch.device) -> Tensor:
+    """Which keys some of `count` queries may see by their place alone.
 
     Shapes:
-        -> (S, T), boolean.
+        -> (len(queries), T), boolean.
     """
-    place = torch.arange(count, device=device)[:, None] + keys - count
+    place = torch.arange(queries.start, queries.stop, device=device)[:, None] + keys - count
     key = torch.arange(keys, device=device)[None]
-    seen = key <= place if causal else torch.ones(count, keys, dtype=torch.bool, device=device)
+    seen = key <= place if causal else torch.ones(len(queries), keys, dtype=torch.bool, device=device)
     return seen if window is None else seen & ((key - place).abs() < window)
 
 
 def _masked(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, window: int | None) -> Tensor:
     """One mask that says what the mask, causality and the window say together."""
-    seen = _visible(q.shape[2], k.shape[2], causal, window, q.device)
+    seen = _visible(range(q.shape[2]), q.shape[2], k.shape[2], causal, window, q.device)
     if mask is None:
         return seen[None, None]
     return mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, torch.finfo(mask.dtype).min)
@@ -397,12 +397,20 @@ def _sdpa(
     return y.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-def _by_backend(backend: SDPBackend) -> Callable[..., Any]:
-    def attend(*call: Any) -> Tensor:
+def _by_backend(backend: SDPBackend, *, is_grouped: bool = True) -> Callable[..., Any]:
+    """`_sdpa` by one of torch's kernels; keys and values are repeated for one that knows no groups."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+        if not is_grouped:
+            k, v = _repeated(k, q.shape[1]), _repeated(v, q.shape[1])
         with sdpa_kernel(backend):
-            return _sdpa(*call)
+            return _sdpa(q, k, v, *rest)
 
     return attend
+
+
+def _repeated(x: Tensor, heads: int) -> Tensor:
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
 
 
 def _maths(
@@ -416,9 +424,8 @@ def _maths(
     window: int | None,
 ) -> Tensor:
     """All scores at once, in float32 at least: rounded to bfloat16 before the softmax, large ones would be wrong."""
-    group, wide = q.shape[1] // k.shape[1], torch.promote_types(q.dtype, torch.float32)
-    if group > 1:
-        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    k, v = _repeated(k, q.shape[1]), _repeated(v, q.shape[1])
     if causal or window is not None:
         mask = _masked(q, k, mask, causal, window)
     scores = _capped(q.to(wide) @ k.to(wide).mT * scale, softcap)
@@ -497,7 +504,7 @@ def _without_diagonal(*call: Any) -> Any:
     q, k, v, _, scale, causal, *rest = call
     if not causal or k.shape[2] < 2:
         return call
-    seen = _visible(q.shape[2], k.shape[2], True, None, q.device)
+    seen = _visible(range(q.shape[2]), q.shape[2], k.shape[2], True, None, q.device)
     places = torch.arange(k.shape[2], device=q.device)
     diagonal = places[None] == (places[:, None] + k.shape[2] - q.shape[2])[: q.shape[2]]
     seen = seen & ~diagonal
