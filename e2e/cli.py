@@ -82,7 +82,9 @@ def validate(
         list[str] | None, typer.Option(metavar="SPEC", help="The candidate: path or module:callable.")
     ] = None,
     until: Annotated[Stage, typer.Option(help="How far to go.")] = Stage.VERDICT,
-    op: Annotated[str | None, typer.Option(metavar="NAME", help="Op to replace, if the kernel names none.")] = None,
+    op: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE.py:CLASS", help="Op to replace, if the kernel names none.")
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a workload field.")
     ] = None,
@@ -118,6 +120,42 @@ def validate(
             recorded.finish(code=code, outcome=result.outcome, run=result.run_id)
     _emit(_rendered(result, "json" if as_json else "text"))
     return code
+
+
+@app.command()
+def check(
+    context: typer.Context,
+    kernel: Annotated[str, typer.Argument(metavar="SPEC", help="The candidate: path or module:callable.")],
+    op: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE.py:CLASS", help="Op it computes, if the kernel names none.")
+    ] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(metavar="DTYPE", help="One of those that it declares; all if not given.")
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda[:N]", help="Where to run.")] = "auto",
+    seed: Annotated[int | None, typer.Option(min=0, max=MOST_SEED, help="Seed of the inputs.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Report on stdout as JSON, all else on stderr.")] = False,
+) -> int:
+    """Is the kernel right? On its op's own inputs, without a workload."""
+    from e2e.check import CheckRequest
+    from e2e.check import check as run_check
+    from e2e.check_story import tell
+    from e2e.judge import exit_code
+    from e2e.progress import for_people
+    from e2e.reports.text import printed
+
+    request = CheckRequest(
+        kernel=kernel,
+        op=op,
+        dtypes=tuple(dtype or ()),
+        device=device,
+        seed=seed,
+        command=("e2e", *context.obj),
+    )
+    with contextlib.closing(for_people(sys.stderr)) as progress:
+        report = run_check(request, progress)
+    _emit(report.model_dump_json(indent=1) + "\n" if as_json else printed(tell(report)))
+    return exit_code(report.outcome)
 
 
 @app.command()

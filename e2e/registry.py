@@ -11,6 +11,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+from e2e import outside
 from e2e.errors import UsageError
 
 ROOT = Path(__file__).parent
@@ -51,8 +52,14 @@ def _public(stem: str, kind: str) -> str:
     return stem.replace("_", "-") if kind in ("tasks", "builders") else stem
 
 
-def load_op(name: str) -> Any:
-    """The op of that name; `module:CLASS` is the op `module` for that class."""
+def load_op(name: str, sha256: str | None = None) -> Any:
+    """The op of that name; `module:CLASS` is the op `module` for that class, `path/to/file.py:Op` one from outside.
+
+    Raises:
+        UsageError: no such op, or its file cannot be run, is not the one with that hash, or holds no op.
+    """
+    if (place := outside.place_of(name)) is not None:
+        return outside.load(place, sha256)
     base, _, argument = name.partition(":")
     plugin = load("ops", base)
     return plugin.of(argument) if argument else plugin

@@ -88,3 +88,5 @@ class Kernel(Record):
     """Name of the reader that understood it."""
     block_line: int | None = None
     """Line on which the manifest block starts."""
+    op_sha256: str | None = None
+    """Of the file that the op comes from; None for an op of e2e's own."""
