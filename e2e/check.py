@@ -29,6 +29,7 @@ from e2e.schema.answers import REACHED
 from e2e.schema.check import CheckReport, DtypeCheck, TorchCheck
 from e2e.schema.evidence import DeviceFacts, Evidence, Fault, MutantCheck, TrainingCheck
 from e2e.schema.kernel import Kernel
+from e2e.schema.policy import Policy
 from e2e.schema.result import METHOD
 from e2e.schema.verdict import Verdict
 from e2e.schema.words import Outcome, ReasonCode, Stage
@@ -39,6 +40,8 @@ from e2e.workers import CandidateFault, Workers
 from e2e.yaml_lines import printable
 
 STAGE = Stage.CHECK
+CALL_S = 60.0
+"""Seconds that a kernel has for all inputs of one dtype: they are small, and its first call may compile."""
 _WORST_FIRST = (Outcome.INCORRECT, Outcome.FAILED, Outcome.INCONCLUSIVE)
 _TORCH_CODES = {"called": ReasonCode.INPUTS_CHANGED, "faked": ReasonCode.WRONG_OUTPUT_LAYOUT}
 
@@ -67,9 +70,9 @@ def check(request: CheckRequest, progress: Progress) -> CheckReport:
     dtypes = _dtypes(request, kernel)
     device = find_device(request.device, kernel_device=kernel.manifest.device)
     seed = secrets.randbelow(SEED_SPACE) if request.seed is None else request.seed
-    policy = load_policy(None)
+    policy = _policy()
     scratch = Path(tempfile.mkdtemp(prefix="e2e-"))
-    workers = Workers(device=device.name, seed=seed, policy=policy, scratch=scratch, kernel=kernel)
+    workers = OpWorkers(device=device.name, seed=seed, policy=policy, scratch=scratch, kernel=kernel)
     try:
         with reserved(device, cache_folder() / "locks", progress.note):
             checks, verdict, facts = _checks(workers, device, dtypes, progress)
@@ -135,6 +138,20 @@ def _checks(
     kind = "cpu" if device.name == "cpu" else "cuda"
     facts = DeviceFacts(kind=kind, name=name, count_threads=thread_count(), total_memory_bytes=memory)
     return checks, None, facts
+
+
+class OpWorkers(Workers):
+    """Workers that have the op open, and no model."""
+
+    def _modules(self) -> list[str]:
+        # of torch's opcheck: 2 s to import, which each worker would spend again
+        return [*super()._modules(), "torch.testing._internal.optests"]
+
+
+def _policy() -> Policy:
+    """The built-in thresholds, with a time limit that suits single calls."""
+    policy = load_policy(None)
+    return policy.model_copy(update={"budgets": policy.budgets.model_copy(update={"call_s": CALL_S})})
 
 
 class _DtypeRun:

@@ -43,7 +43,7 @@ def _row(item: DtypeCheck) -> tuple[str, ...]:
     declined = sum(check.status == "declined" for check in item.inputs)
     caught = sum(mutant.caught for mutant in item.mutants)
     nearest = nearest_to_wrong(item)
-    verdict = "" if item.outcome is None else f"{outcome_word(item.outcome)}; "
+    verdict = [] if item.outcome is None else [outcome_word(item.outcome)]
     return (
         item.dtype,
         f"{passed} of {len(item.inputs)}" if item.inputs else ABSENT,
@@ -51,7 +51,7 @@ def _row(item: DtypeCheck) -> tuple[str, ...]:
         f"{caught} of {len(item.mutants)}" if item.mutants else ABSENT,
         small(nearest.error_baseline) if nearest else ABSENT,
         small(nearest.error_candidate) if nearest else ABSENT,
-        f"{verdict}{clean(nearest.label, 40) if nearest else ''}",
+        ": ".join([*verdict, clean(nearest.label, 40)] if nearest else verdict),
     )
 
 
@@ -93,11 +93,10 @@ def _first(report: CheckReport, failing: DtypeCheck | None) -> Section:
     facts = [("reproduce", clean(report.again))]
     first = next((check for check in failing.inputs if check.status == "wrong"), None) if failing else None
     if failing is not None and first is not None:
+        errors = f"error {small(first.error_candidate)}, allowed {small(first.allowed)}"
         facts[:0] = [
             ("input", clean(f"{first.label}: {first.dtype} {first.shape or 'scalar'}, strides {first.stride}")),
-            ("error", f"{small(first.error_candidate)}, allowed {small(first.allowed)}")
-            if first.error_candidate is not None
-            else ("found", clean(first.message or str(first.code or ""))),
+            ("found", clean(first.message or (errors if first.error_candidate is not None else str(first.code)))),
         ]
     return Section("What failed first", facts=tuple(facts))
 

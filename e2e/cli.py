@@ -256,11 +256,18 @@ def doctor() -> int:
 
 
 @app.command("list")
-def list_(what: Annotated[Listed, typer.Argument(help="What to list.")]) -> int:
+def list_(
+    what: Annotated[Listed, typer.Argument(help="What to list.")],
+    op: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE.py:CLASS", help="This op alone, also one from outside.")
+    ] = None,
+) -> int:
     """List ops, workloads, kernels, formats or reasons."""
-    from e2e.listing import aligned, rows
+    from e2e.listing import aligned, op_row, rows
 
-    _emit(aligned(rows(what)) or f"no {what} in this folder\n")
+    if op is not None and what is not Listed.OPS:
+        raise UsageError(f"--op goes with `e2e list ops`, not with {what}")
+    _emit(aligned([op_row(op)] if op is not None else rows(what)) or f"no {what} in this folder\n")
     return 0
 
 

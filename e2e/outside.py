@@ -54,13 +54,20 @@ def load(place: Place, sha256: str | None) -> Any:
     if sha256 not in (None, found):
         raise UsageError(f"op {place.file}: the file changed during the run; run again")
     try:
-        made = getattr(_module(place, f"e2e_op_{found[:16]}"), place.attribute)
+        module = _module(place, f"e2e_op_{found[:16]}")
+        made = getattr(module, place.attribute, None)
         op = made() if isinstance(made, type) else made
     except Exception as error:  # re-raised as the caller's: it is their code, which may raise anything
         raise UsageError(f"op {_where(place, error)}: {type(error).__name__}: {error}") from error
+    if op is None:
+        classes = [name for name, item in vars(module).items() if getattr(item, "__module__", "") == module.__name__]
+        raise UsageError(
+            f"op {place.file}: there is no {place.attribute!r} in it; it has: {', '.join(classes) or 'nothing'}"
+        )
     missing = [member for member in MEMBERS if not hasattr(op, member)]
     if missing:
-        raise UsageError(f"op {place.file}: {place.attribute} lacks {', '.join(missing)} (see docs/ops.md)")
+        what = "is no op" if len(missing) == len(MEMBERS) else f"lacks {', '.join(missing)}"
+        raise UsageError(f"op {place.file}: {place.attribute} {what} (see docs/ops.md)")
     return op
 
 

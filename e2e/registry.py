@@ -24,7 +24,7 @@ def names(kind: str) -> list[str]:
 
 def summary(kind: str, name: str) -> str:
     """First line of the plug-in's docstring, read without importing it."""
-    tree = ast.parse(_path(kind, name).read_text(encoding="utf-8"))
+    tree = ast.parse(path_of(kind, name).read_text(encoding="utf-8"))
     return (ast.get_docstring(tree) or "").split("\n", 1)[0]
 
 
@@ -34,11 +34,16 @@ def load(kind: str, name: str) -> Any:
     Raises:
         UsageError: no plug-in of that name; the message names the nearest one and all others.
     """
-    path = _path(kind, name)
+    path = path_of(kind, name)
     return importlib.import_module(f"e2e.{kind}.{path.stem}").PLUGIN
 
 
-def _path(kind: str, name: str) -> Path:
+def path_of(kind: str, name: str) -> Path:
+    """The plug-in's file.
+
+    Raises:
+        UsageError: no plug-in of that name; the message names the nearest one and all others.
+    """
     path = ROOT / kind / f"{name.replace('-', '_')}.py"
     if name.startswith("_") or not path.is_file():
         known = names(kind)
