@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from e2e.errors import INTERNAL_FAULT, INTERRUPTED, E2EError, EnvironmentFault, StoredRunError, UsageError
+from e2e.kernel_template import Language
 from e2e.schema.words import Stage
 
 if TYPE_CHECKING:
@@ -32,6 +34,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+new = typer.Typer(help="Write a file to start from.", rich_markup_mode=None, no_args_is_help=False)
+app.add_typer(new, name="new")
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run folder, result.json, or run id.")]
 
@@ -255,6 +260,24 @@ def doctor() -> int:
     return diagnosis.code
 
 
+@new.command("kernel")
+def new_kernel(
+    op: Annotated[str, typer.Argument(metavar="OP", help="What it computes; `e2e list ops` has them.")],
+    lang: Annotated[Language, typer.Option(help="What to write it in.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to write it; by default OP and the suffix, here.")
+    ] = None,
+) -> int:
+    """Write a kernel file that builds and passes `e2e check` as it is."""
+    from e2e.kernel_template import write_kernel
+
+    file = write_kernel(op, lang, out)
+    _emit(f"{file}\n")
+    with contextlib.suppress(OSError):
+        print(f"next: e2e check {shlex.quote(str(file))}", file=sys.stderr)
+    return 0
+
+
 @app.command("list")
 def list_(
     what: Annotated[Listed, typer.Argument(help="What to list.")],
@@ -417,7 +440,6 @@ def _complain(message: str, code: int) -> int:
 
 def _internal(error: Exception, arguments: Sequence[str]) -> str:
     """One line for people; the traceback goes to a file."""
-    import shlex
     import tempfile
     import traceback
 

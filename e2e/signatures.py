@@ -63,7 +63,7 @@ def signature_of(op: str) -> Signature | None:
     if not isinstance(schema, ast.Constant) or not isinstance(schema.value, str):
         return None
     keys = alternatives.keys if isinstance(alternatives, ast.Dict) else []
-    return Signature(schema.value, tuple(key.value for key in keys if isinstance(key, ast.Constant)))
+    return Signature(schema.value, tuple(str(key.value) for key in keys if isinstance(key, ast.Constant)))
 
 
 def _parsed(path: Path) -> ast.Module:
