@@ -110,7 +110,9 @@ def test_a_borrowed_backward_gives_right_gradients_of_every_tensor(name: str, tm
 
 
 def test_a_wrong_gradient_is_named(tmp_path: Path) -> None:
-    row = gradient_row(tmp_path, lambda x, weight, eps: norm(x, weight.detach() + 0.5 * (weight - weight.detach()), eps))
+    row = gradient_row(
+        tmp_path, lambda x, weight, eps: norm(x, weight.detach() + 0.5 * (weight - weight.detach()), eps)
+    )
     assert (row["code"], row["worst_parameter"]) == (ReasonCode.GRADIENT_ERROR_EXCEEDED, "weight")
 
 
