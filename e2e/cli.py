@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from e2e.errors import INTERNAL_FAULT, INTERRUPTED, E2EError, EnvironmentFault, StoredRunError, UsageError
+from e2e.kernel_template import Language
 from e2e.schema.words import Stage
 
 if TYPE_CHECKING:
@@ -32,6 +34,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+new = typer.Typer(help="Write a file to start from.", rich_markup_mode=None, no_args_is_help=False)
+app.add_typer(new, name="new")
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run folder, result.json, or run id.")]
 
@@ -82,7 +87,9 @@ def validate(
         list[str] | None, typer.Option(metavar="SPEC", help="The candidate: path or module:callable.")
     ] = None,
     until: Annotated[Stage, typer.Option(help="How far to go.")] = Stage.VERDICT,
-    op: Annotated[str | None, typer.Option(metavar="NAME", help="Op to replace, if the kernel names none.")] = None,
+    op: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE.py:CLASS", help="Op to replace, if the kernel names none.")
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a workload field.")
     ] = None,
@@ -118,6 +125,42 @@ def validate(
             recorded.finish(code=code, outcome=result.outcome, run=result.run_id)
     _emit(_rendered(result, "json" if as_json else "text"))
     return code
+
+
+@app.command()
+def check(
+    context: typer.Context,
+    kernel: Annotated[str, typer.Argument(metavar="SPEC", help="The candidate: path or module:callable.")],
+    op: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE.py:CLASS", help="Op it computes, if the kernel names none.")
+    ] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(metavar="DTYPE", help="One of those that it declares; all if not given.")
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda[:N]", help="Where to run.")] = "auto",
+    seed: Annotated[int | None, typer.Option(min=0, max=MOST_SEED, help="Seed of the inputs.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Report on stdout as JSON, all else on stderr.")] = False,
+) -> int:
+    """Is the kernel right? On its op's own inputs, without a workload."""
+    from e2e.check import CheckRequest
+    from e2e.check import check as run_check
+    from e2e.check_story import tell
+    from e2e.judge import exit_code
+    from e2e.progress import for_people
+    from e2e.reports.text import printed
+
+    request = CheckRequest(
+        kernel=kernel,
+        op=op,
+        dtypes=tuple(dtype or ()),
+        device=device,
+        seed=seed,
+        command=("e2e", *context.obj),
+    )
+    with contextlib.closing(for_people(sys.stderr)) as progress:
+        report = run_check(request, progress)
+    _emit(report.model_dump_json(indent=1) + "\n" if as_json else printed(tell(report)))
+    return exit_code(report.outcome)
 
 
 @app.command()
@@ -220,12 +263,37 @@ def doctor() -> int:
     return diagnosis.code
 
 
-@app.command("list")
-def list_(what: Annotated[Listed, typer.Argument(help="What to list.")]) -> int:
-    """List ops, workloads, kernels, formats or reasons."""
-    from e2e.listing import aligned, rows
+@new.command("kernel")
+def new_kernel(
+    op: Annotated[str, typer.Argument(metavar="OP", help="What it computes; `e2e list ops` has them.")],
+    lang: Annotated[Language, typer.Option(help="What to write it in.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to write it; by default OP and the suffix, here.")
+    ] = None,
+) -> int:
+    """Write a kernel file that builds and passes `e2e check` as it is."""
+    from e2e.kernel_template import write_kernel
 
-    _emit(aligned(rows(what)) or f"no {what} in this folder\n")
+    file = write_kernel(op, lang, out)
+    _emit(f"{file}\n")
+    with contextlib.suppress(OSError):
+        print(f"next: e2e check {shlex.quote(str(file))}", file=sys.stderr)
+    return 0
+
+
+@app.command("list")
+def list_(
+    what: Annotated[Listed, typer.Argument(help="What to list.")],
+    op: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE.py:CLASS", help="This op alone, also one from outside.")
+    ] = None,
+) -> int:
+    """List ops, workloads, kernels, formats or reasons."""
+    from e2e.listing import aligned, op_row, rows
+
+    if op is not None and what is not Listed.OPS:
+        raise UsageError(f"--op goes with `e2e list ops`, not with {what}")
+    _emit(aligned([op_row(op)] if op is not None else rows(what)) or f"no {what} in this folder\n")
     return 0
 
 
@@ -375,7 +443,6 @@ def _complain(message: str, code: int) -> int:
 
 def _internal(error: Exception, arguments: Sequence[str]) -> str:
     """One line for people; the traceback goes to a file."""
-    import shlex
     import tempfile
     import traceback
 

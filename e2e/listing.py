@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from e2e import registry
+from e2e import outside, registry
 from e2e.schema.words import ReasonCode, kind_of, sentence_of
+from e2e.signatures import signature_of
 
 KINDS = ("ops", "workloads", "kernels", "formats", "reasons")
 _KERNEL_SUFFIXES = (".cu", ".cpp", ".py")
@@ -33,14 +34,42 @@ def rows(kind: str) -> list[Row]:
         return [Row(str(path), _kernel(path)) for path in _files(Path("kernels"), _KERNEL_SUFFIXES)]
     if kind == "workloads":
         return [Row(path.stem, _workload(path)) for path in _files(Path("workloads"), (".yaml", ".yml"))]
+    if kind == "ops":
+        return [Row(name, _op(name, registry.summary(kind, name))) for name in registry.names(kind)]
     return [Row(name, registry.summary(kind, name)) for name in registry.names(kind)]
 
 
+def op_row(op: str) -> Row:
+    """One op, also one from outside the package, `path/to/file.py:Op`.
+
+    Raises:
+        UsageError: there is no such op, or its file cannot be read.
+    """
+    place = outside.place_of(op)
+    if place is not None:
+        outside.sha256_of(place)
+        return Row(op, _op(op, ""))
+    return Row(op, _op(op, registry.summary("ops", op.partition(":")[0])))
+
+
+def _op(name: str, summary: str) -> str:
+    """Its first words, its signature, and the PyTorch paths that compute it, a line each."""
+    signature = signature_of(name)
+    if signature is None:
+        return summary or "its file states no signature that can be read without running it"
+    paths = ", ".join(signature.alternatives)
+    lines = [summary, signature.schema, f"PyTorch alternatives: {paths}" if paths else ""]
+    return "\n".join(line for line in lines if line)
+
+
 def aligned(found: Iterable[Row]) -> str:
-    """Two columns."""
-    lines = list(found)
-    width = max((len(row.name) for row in lines), default=0)
-    return "".join(f"{row.name:<{width}}  {row.detail}".rstrip() + "\n" for row in lines)
+    """Two columns; further lines of a detail stand under its first."""
+    rows = list(found)
+    width = max((len(row.name) for row in rows), default=0)
+    lines = [
+        (row.name if number == 0 else "", line) for row in rows for number, line in enumerate(row.detail.split("\n"))
+    ]
+    return "".join(f"{name:<{width}}  {line}".rstrip() + "\n" for name, line in lines)
 
 
 def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:

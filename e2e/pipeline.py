@@ -18,7 +18,7 @@ from e2e.arm_names import ADOPTED, is_adopted
 from e2e.builders._flags import needs_architecture
 from e2e.cache import cache_folder
 from e2e.configuration import LoadedWorkload, load_workload
-from e2e.crew import CandidateFault, Crew, Deadline
+from e2e.crew import Crew, Deadline
 from e2e.errors import CandidateError, E2EError, UsageError, exit_code_of
 from e2e.exam import SEED_SPACE, Exam, draw, identity_of
 from e2e.judge import judge
@@ -43,6 +43,7 @@ from e2e.stages.course import Course
 from e2e.stages.screen import screen
 from e2e.stages.verdict import time_verdict
 from e2e.sweep import is_final
+from e2e.workers import CandidateFault
 
 STAGES = ((Stage.CHECK, check), (Stage.SCREEN, screen), (Stage.VERDICT, time_verdict))
 RESERVE_RATIO = 0.08
@@ -151,8 +152,25 @@ def _said_of_opponent(policy: Policy, opponent: str) -> Iterator[None]:
         raise UsageError(f"policy {policy.name}, opponents: {opponent}: {error.message}") from error
 
 
-def build(loaded: Loaded, kernel: Kernel, folder: str, run: store.Run, progress: Progress) -> Built | Fault:
+def compiled(kernel: Kernel, device: Device, *, timeout_s: float) -> Built | Fault:
     """Compile, or find in the cache; the kernel's own failure is a Fault, not an exception."""
+    builder = registry.load("builders", kernel.manifest.binding)
+    target = BuildTarget(
+        device="cpu" if device.name == "cpu" else "cuda",
+        arch=device.arch,
+        cache=cache_folder() / "kernels",
+        timeout_s=timeout_s,
+    )
+    try:
+        built: Built = builder.build(kernel, target)
+    except CandidateError as error:
+        where = Where(file=kernel.shown, line=error.line)
+        return Fault(code=ReasonCode(error.code), message=error.message, stage=Stage.BUILD, where=where)
+    return built
+
+
+def build(loaded: Loaded, kernel: Kernel, folder: str, run: store.Run, progress: Progress) -> Built | Fault:
+    """What `compiled` gives, with sources and log in the run's folder."""
     progress.stage("build", kernel.spec)
     if kernel.path is not None:
         run.write_bytes(f"{folder}/{Path(kernel.path).name}", Path(kernel.path).read_bytes())
@@ -160,19 +178,10 @@ def build(loaded: Loaded, kernel: Kernel, folder: str, run: store.Run, progress:
             run.write_bytes(f"{folder}/{relative_name(kernel.path, other)}", Path(other).read_bytes())
     for note in kernel.notes:
         progress.note(note)
-    builder = registry.load("builders", kernel.manifest.binding)
-    target = BuildTarget(
-        device="cpu" if loaded.device.name == "cpu" else "cuda",
-        arch=loaded.device.arch,
-        cache=cache_folder() / "kernels",
-        timeout_s=loaded.policy.budgets.build_s,
-    )
-    try:
-        built: Built = builder.build(kernel, target)
-    except CandidateError as error:
-        run.write_text(f"{folder}/build.log", assembly.near(error.message))
-        where = Where(file=kernel.shown, line=error.line)
-        return Fault(code=ReasonCode(error.code), message=error.message, stage=Stage.BUILD, where=where)
+    built = compiled(kernel, loaded.device, timeout_s=loaded.policy.budgets.build_s)
+    if isinstance(built, Fault):
+        run.write_text(f"{folder}/build.log", assembly.near(built.message))
+        return built
     run.write_text(f"{folder}/build.log", assembly.near("\n".join([*kernel.notes, built.command or "", built.log])))
     progress.note(f"built in {built.seconds:.1f} s" if not built.cached else "found in the cache")
     return built
@@ -259,7 +268,6 @@ def course_of(
     crew = Crew(
         workload=loaded.workload,
         cell=cell,
-        op=loaded.kernel.manifest.op,
         device=loaded.device.name,
         seed=loaded.seed,
         exam=exam,

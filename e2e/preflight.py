@@ -59,7 +59,7 @@ def check_repeat(repeat: Repeat, workload: LoadedWorkload, kernel: Kernel) -> No
     """A repeat answers the question that the first run left open, so it must be the same question.
 
     Raises:
-        UsageError: the run was decided, or workload or kernel are not what they were.
+        UsageError: the run was decided, or workload, kernel or op are not what they were.
     """
     run = repeat.run
     if run.outcome is not Outcome.INCONCLUSIVE or not run.cells:
@@ -68,11 +68,13 @@ def check_repeat(repeat: Repeat, workload: LoadedWorkload, kernel: Kernel) -> No
     if not FEWEST_WORKERS <= repeat.workers <= MOST_WORKERS:
         bounds = f"a verdict needs at least {FEWEST_WORKERS}, and a repeat takes at most {MOST_WORKERS}"
         raise UsageError(f"--workers {repeat.workers}: {bounds}")
-    stored = [(f"workload {workload.path.name}", run.environment.get("workload_sha256"), workload.sha256)]
+    then: str | None = run.environment.get("workload_sha256")
+    stored: list[tuple[str, str | None, str | None]] = [(f"workload {workload.path.name}", then, workload.sha256)]
     stored += [(f"kernel {kernel.spec}", before.sha256, kernel.sha256) for before in run.kernels]
+    stored += [(f"op {kernel.manifest.op}", before.op_sha256, kernel.op_sha256) for before in run.kernels]
     for what, before, now in stored:
         if before != now:
-            hashes = f"sha256 {str(before)[:12]} then, {now[:12]} now"
+            hashes = f"sha256 {str(before)[:12]} then, {str(now)[:12]} now"
             raise UsageError(f"{what} has changed since run {run.run_id} ({hashes}): validate it afresh instead")
 
 

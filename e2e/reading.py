@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from e2e import registry
+from e2e import outside, registry
 from e2e.errors import UsageError
 from e2e.formats._names import SUFFIXES, check_op, nearest_file, shown_spec
 from e2e.schema.kernel import Kernel
@@ -19,14 +19,17 @@ def read_kernel(spec: str, *, op: str | None) -> Kernel:
     """The kernel that `spec` names; `op` is what `--op` says.
 
     Raises:
-        UsageError: no format understands it, or one does and it is damaged; all mistakes, with their lines.
+        UsageError: no format understands it, or one does and it is damaged; all mistakes, with their lines. Or
+            there is no such op.
     """
-    if op is not None:
+    place = outside.place_of(op or "")
+    sha256 = outside.sha256_of(place) if place is not None else None
+    if op is not None and place is None:
         check_op(op)
     for name in sorted(registry.names("formats"), key=_ANY_SOURCE.__eq__):
         kernel: Kernel | None = registry.load("formats", name).read(spec, op=op)
         if kernel is not None:
-            return kernel
+            return kernel.model_copy(update={"op_sha256": sha256})
     raise UsageError(_refusal(spec))
 
 

@@ -11,6 +11,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+from e2e import outside
 from e2e.errors import UsageError
 
 ROOT = Path(__file__).parent
@@ -23,7 +24,7 @@ def names(kind: str) -> list[str]:
 
 def summary(kind: str, name: str) -> str:
     """First line of the plug-in's docstring, read without importing it."""
-    tree = ast.parse(_path(kind, name).read_text(encoding="utf-8"))
+    tree = ast.parse(path_of(kind, name).read_text(encoding="utf-8"))
     return (ast.get_docstring(tree) or "").split("\n", 1)[0]
 
 
@@ -33,11 +34,16 @@ def load(kind: str, name: str) -> Any:
     Raises:
         UsageError: no plug-in of that name; the message names the nearest one and all others.
     """
-    path = _path(kind, name)
+    path = path_of(kind, name)
     return importlib.import_module(f"e2e.{kind}.{path.stem}").PLUGIN
 
 
-def _path(kind: str, name: str) -> Path:
+def path_of(kind: str, name: str) -> Path:
+    """The plug-in's file.
+
+    Raises:
+        UsageError: no plug-in of that name; the message names the nearest one and all others.
+    """
     path = ROOT / kind / f"{name.replace('-', '_')}.py"
     if name.startswith("_") or not path.is_file():
         known = names(kind)
@@ -51,8 +57,14 @@ def _public(stem: str, kind: str) -> str:
     return stem.replace("_", "-") if kind in ("tasks", "builders") else stem
 
 
-def load_op(name: str) -> Any:
-    """The op of that name; `module:CLASS` is the op `module` for that class."""
+def load_op(name: str, sha256: str | None = None) -> Any:
+    """The op of that name; `module:CLASS` is the op `module` for that class, `path/to/file.py:Op` one from outside.
+
+    Raises:
+        UsageError: no such op, or its file cannot be run, is not the one with that hash, or holds no op.
+    """
+    if (place := outside.place_of(name)) is not None:
+        return outside.load(place, sha256)
     base, _, argument = name.partition(":")
     plugin = load("ops", base)
     return plugin.of(argument) if argument else plugin

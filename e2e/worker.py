@@ -74,6 +74,8 @@ class Handlers:
         self._channel = channel
         self._clean = clean
         self._staged: tuple[str, list[Any], int] | None = None
+        self.examiner: Any = None
+        """Of a clean worker: an Examiner, or for the op alone an OpExaminer."""
         self.asked = ""
         """Number of the request being answered."""
 
@@ -83,6 +85,7 @@ class Handlers:
         workload: dict[str, Any],
         cell: dict[str, Any],
         op: str,
+        op_sha256: str | None,
         root: str,
         device: str,
         seed: int,
@@ -110,24 +113,40 @@ class Handlers:
         self.exam_seed: int = exam["seed"]
         self.session = task.open(loaded, Cell.model_validate(cell), root=Path(root), device=device, seed=self.exam_seed)
         self.session.prepare(self.exam_seed)
-        self.op = registry.load_op(op)
+        self.dtype = self.session.cell.dtype
+        self.op = registry.load_op(op, op_sha256)
         self.sites = sites_of(self.op, self.session.model, loaded.sites)
         if extra_bytes is not None:
             limit_address_space(extra_bytes)
-        name = "CPU" if device == "cpu" else torch.cuda.get_device_name(device)
-        memory = None if device == "cpu" else torch.cuda.get_device_properties(device).total_memory
-        weights = _weights(self.session.model)
-        asked = [exam["identity"], self.exam_seed, op, weights, name, exam_threads]
+        facts, weights = _device_facts(device), _weights(self.session.model)
+        asked = [exam["identity"], self.exam_seed, op, op_sha256, weights, facts["device"], exam_threads]
         self._answers_kept = (exam["folder"], asked)
         return {
             "facts": self.session.facts,
             "sites": len(self.sites),
             "weights": weights,
-            "device": name,
-            "memory": memory,
+            **facts,
             "alternatives": list(self.op.alternatives),
             "versions": _versions(),
         }
+
+    def do_open_op(
+        self, *, op: str, op_sha256: str | None, dtype: str, device: str, seed: int, extra_bytes: int | None
+    ) -> dict[str, Any]:
+        """Load the op alone, without a model."""
+        import torch
+
+        from e2e import registry
+        from e2e.measure.machine import thread_count
+
+        torch.set_num_threads(thread_count())
+        if device != "cpu":
+            _wake_cuda(device)
+        self.op, self.sites = registry.load_op(op, op_sha256), []
+        self.dtype, self.device, self.seed = dtype, device, seed
+        if extra_bytes is not None:
+            limit_address_space(extra_bytes)
+        return _device_facts(device)
 
     # clean side
 
@@ -135,8 +154,20 @@ class Handlers:
         """Captures and conformance; see Examiner.survey."""
         from e2e.numerics.examine import Examiner
 
-        self.examiner = Examiner(self.session, self.op, self.sites)
-        return self.examiner.survey(seed=self.seed, path=Path(path), budget_bytes=budget_bytes)
+        self.examiner = examiner = Examiner(self.session, self.op, self.sites)
+        return examiner.survey(seed=self.seed, path=Path(path), budget_bytes=budget_bytes)
+
+    def do_draw(self, *, path: str) -> dict[str, Any]:
+        """See OpExaminer.draw."""
+        from e2e.numerics.op_level import OpExaminer
+
+        self.examiner = examiner = OpExaminer(self.op, self.device)
+        return examiner.draw(dtype=self.dtype, seed=self.seed, path=Path(path))
+
+    def do_compare_op_gradients(self, *, path: str, ratio: float) -> dict[str, Any]:
+        """See OpExaminer.compare_gradients."""
+        found: dict[str, Any] = self.examiner.compare_gradients(path=Path(path), seed=self.seed, ratio=ratio)
+        return found
 
     def do_reference_logits(self, *, tokens: int) -> dict[str, Any]:
         """See Examiner.reference_logits."""
@@ -167,11 +198,13 @@ class Handlers:
 
     def do_compare_logits(self, *, path: str, ratio: float) -> dict[str, Any]:
         """See Examiner.compare_logits."""
-        return self.examiner.compare_logits(path=Path(path), ratio=ratio)
+        found: dict[str, Any] = self.examiner.compare_logits(path=Path(path), ratio=ratio)
+        return found
 
     def do_compare_step(self, *, path: str) -> dict[str, Any]:
         """See Examiner.compare_step."""
-        return self.examiner.compare_step(path=Path(path))
+        found: dict[str, Any] = self.examiner.compare_step(path=Path(path))
+        return found
 
     def do_compare_gradients(self, *, baseline: str, candidate: str, ratio: float) -> dict[str, Any]:
         """Gradients of two training steps against a reference one precision higher."""
@@ -194,11 +227,11 @@ class Handlers:
         self.manifest = record.kernel.manifest
         self.sha256 = record.kernel.sha256
         builder = registry.load("builders", record.builder)
-        self.kernel = builder.bind(record, self.op, self.session.cell.dtype)
+        self.kernel = builder.bind(record, self.op, self.dtype)
         self.adopted = {}
         for name, fields in adopted.items():
             other = Built.model_validate(fields)
-            bound = registry.load("builders", other.builder).bind(other, self.op, self.session.cell.dtype)
+            bound = registry.load("builders", other.builder).bind(other, self.op, self.dtype)
             self.adopted[name] = (bound, other.kernel.sha256)
         wanted = set(fqns)
         self.patched = [site for site in self.sites if site.fqn in wanted]
@@ -217,6 +250,21 @@ class Handlers:
             device=self.device,
         )
         return {"remarks": remarks}
+
+    def do_opcheck(self, *, inputs: str) -> dict[str, Any]:
+        """See op_level.torch_problems."""
+        from e2e.numerics.op_level import torch_problems
+
+        return torch_problems(self.op, self.kernel, inputs=Path(inputs), sha256=self.sha256, device=self.device)
+
+    def do_op_gradients(self, *, inputs: str, path: str) -> None:
+        """See op_level.save_gradients."""
+        from e2e.binding import trainable
+        from e2e.builders._calls import BORROWED
+        from e2e.numerics.op_level import save_gradients
+
+        function = trainable(self.op, self.kernel, borrowed=self.manifest.backward == BORROWED)
+        save_gradients(self.op, function, inputs=Path(inputs), path=Path(path), seed=self.seed, device=self.device)
 
     def do_engage(self) -> dict[str, Any]:
         """See exercise.engage."""
@@ -387,6 +435,16 @@ def _wake_cuda(device: str) -> None:
     os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
     torch.cuda._cached_device_count = torch._C._cuda_getDeviceCount()
     torch.cuda.set_device(torch.device(device))
+
+
+def _device_facts(device: str) -> dict[str, Any]:
+    """Its name, and its memory in bytes."""
+    import torch
+
+    if device == "cpu":
+        return {"device": "CPU", "memory": None}
+    memory = torch.cuda.get_device_properties(device).total_memory
+    return {"device": torch.cuda.get_device_name(device), "memory": memory}
 
 
 def _weights(model: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from e2e import registry
+from e2e import outside, registry
 from e2e.errors import UsageError
 from e2e.yaml_lines import printable
 
@@ -17,8 +17,13 @@ def check_op(name: str) -> None:
     """Refuse an op that nobody registered; `module:CLASS` is checked up to its colon.
 
     Raises:
-        UsageError: the message names the nearest op.
+        UsageError: the message names the nearest op, or says that an op from outside is not for a kernel to choose.
     """
+    if outside.place_of(name) is not None:
+        # its reference says what is right, and its mutants whether a check means anything
+        raise UsageError(
+            f"an op from a file is for the caller to name: leave it out here, and pass --op {printable(name)}"
+        )
     kind, colon, parameter = name.partition(":")
     known = registry.names("ops")
     if kind in known and (parameter or not colon):

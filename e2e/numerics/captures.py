@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from e2e.errors import CandidateError
 from e2e.protocols import OpCall
 
 ALIGNMENT = 64
@@ -26,7 +27,7 @@ class Captured:
 
     site: str
     label: str
-    """`captured`, or the name of an edge input."""
+    """`captured` or `example`, else the name of an edge input."""
     call: OpCall
 
 
@@ -95,6 +96,22 @@ def select(calls: Sequence[Captured], budget_bytes: int) -> list[Captured]:
             kept.append(item)
             used += size
     return kept
+
+
+def read_outputs(path: Path, device: str, *names: str) -> dict[str, Tensor]:
+    """What the candidate's process says its outputs are.
+
+    Raises:
+        CandidateError: `tampered`: it is not what that process was asked to write.
+    """
+    try:
+        found: dict[str, Any] = load_file(path, device=device)
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise CandidateError(f"the candidate's outputs cannot be read: {error}", code="tampered") from error
+    for name in names:
+        if name not in found:
+            raise CandidateError(f"the candidate's outputs have no {name!r}", code="tampered")
+    return found
 
 
 def output_name(place: int, number: int) -> str:

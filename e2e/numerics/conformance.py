@@ -14,6 +14,7 @@ from e2e.measure.fingerprint import Ring
 from e2e.numerics.captures import Captured, clone_call, form_of
 from e2e.numerics.compare import error_of, exactly
 from e2e.protocols import Op, OpCall, Site, outputs_of
+from e2e.schema.evidence import CAPTURED
 
 LOUD = (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError, AssertionError)
 """How code refuses an input; anything else ends the worker's request."""
@@ -101,7 +102,7 @@ class Watch:
         if form not in self._forms or self._bytes + size <= self._budget_bytes:
             self._forms.add(form)
             self._bytes += size
-            self.calls.append(Captured(site.fqn, "captured", clone_call(call)))
+            self.calls.append(Captured(site.fqn, CAPTURED, clone_call(call)))
 
 
 class Outputs:

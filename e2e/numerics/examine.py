@@ -12,18 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from e2e.errors import CandidateError, UsageError
+from e2e.errors import UsageError
 from e2e.measure.fingerprint import checksum
-from e2e.numerics.captures import Captured, output_names, save_calls, select
-from e2e.numerics.compare import distance_of, error_of, exactly, floor_of, judge_outputs
+from e2e.numerics.captures import Captured, read_outputs, save_calls, select
+from e2e.numerics.compare import distance_of, error_of, floor_of
 from e2e.numerics.conformance import LOUD, Outputs, Watch
 from e2e.numerics.kept import Kept
+from e2e.numerics.op_level import OpExaminer
 from e2e.patch import Patch, observed, sites_in
-from e2e.protocols import Op, OpCall, Site
+from e2e.protocols import Op, Site
 from e2e.schema.words import ReasonCode
 
 MODE_RATIO = 8.0
@@ -46,16 +45,15 @@ class Question:
     """(S,) -> (1, ...)."""
 
 
-class Examiner:
-    """Knows what is right: captured inputs, the reference, and the baseline's own error."""
+class Examiner(OpExaminer):
+    """Knows what is right in a model: captured inputs, the reference, and the baseline's own error."""
 
     def __init__(self, session: Any, op: Op, sites: list[Site]) -> None:
+        super().__init__(op, session.device)
         self._session = session
-        self._op = op
         self._sites = sites
         self.fit: list[Site] = []
         """Sites that compute the op, as the survey found."""
-        self._calls: list[Captured] = []
         self._logits: tuple[Tensor, Tensor] | None = None
         self._steps: tuple[Tensor, Tensor] | None = None
 
@@ -119,59 +117,11 @@ class Examiner:
             "calls": len(dims),
         }
 
-    def _baseline(self, call: OpCall, fqn: str) -> Any:
-        """The site's own code on any call."""
-        site = next(site for site in self._sites if site.fqn == fqn)
+    def _baseline(self, item: Captured) -> Any:
+        """What the site's own code makes of the call."""
+        site = next(site for site in self._sites if site.fqn == item.site)
         with torch.no_grad():
-            return self._op.own(site)(*call.tensors, *call.scalars)
-
-    def compare_ops(self, *, outputs: Path, ratio: float) -> list[dict[str, Any]]:
-        """The candidate's outputs, read from a file it wrote, against reference and baseline."""
-        results = read_outputs(outputs, self._session.device)
-        rows = []
-        for place, item in enumerate(self._calls):
-            row = self._row(item)
-            values = [results[name] for name in output_names(results, place)]
-            if values:
-                row |= self._verdict(item, values, ratio)
-            rows.append(row)
-        return rows
-
-    def _verdict(self, item: Captured, values: list[Tensor], ratio: float) -> dict[str, Any]:
-        base = self._baseline(item.call, item.site)
-        code, found, own, allowed = judge_outputs(values, base, exactly(self._op, item.call), ratio=ratio)
-        return {
-            "status": "wrong" if code else "passed",
-            "code": code,
-            "error_candidate": found.total if found else None,
-            "error_baseline": own.total,
-            "worst_row_candidate": found.worst_row if found else None,
-            "worst_row_baseline": own.worst_row,
-            "allowed": allowed,
-        }
-
-    def _row(self, item: Captured) -> dict[str, Any]:
-        x = item.call.tensors[0]
-        return {
-            "site": item.site,
-            "label": item.label,
-            "shape": " x ".join(map(str, x.shape)),
-            "stride": str(tuple(x.stride())),
-            "dtype": str(x.dtype).removeprefix("torch."),
-        }
-
-    def mutants(self, *, ratio: float) -> list[dict[str, Any]]:
-        """Whether the very same comparison, on the very same inputs, rejects each wrong kernel."""
-        exact = [(item, self._baseline(item.call, item.site), exactly(self._op, item.call)) for item in self._calls]
-        rows = []
-        for name, mutant in self._op.mutants().items():
-            caught = any(
-                judge_outputs(mutant(*item.call.tensors, *item.call.scalars), base, reference, ratio=ratio)[0]
-                is not None
-                for item, base, reference in exact
-            )
-            rows.append({"name": name, "caught": caught})
-        return rows
+            return self._op.own(site)(*item.call.tensors, *item.call.scalars)
 
     def reference_logits(self, *, tokens: int, seed: int, kept: Kept) -> dict[str, Any]:
         """Teacher-forced logits by the reference and by the eager baseline, held here."""
@@ -339,22 +289,6 @@ def _same_again(known: dict[str, Tensor], questions: list[Question], model: nn.M
                 return 0
     is_finite = all(bool(torch.isfinite(value).all()) for value in known.values())
     return len(chosen) if is_finite else 0
-
-
-def read_outputs(path: Path, device: str, *names: str) -> dict[str, Tensor]:
-    """What the candidate's process says its outputs are.
-
-    Raises:
-        CandidateError: `tampered`: it is not what that process was asked to write.
-    """
-    try:
-        found: dict[str, Any] = load_file(path, device=device)
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise CandidateError(f"the candidate's outputs cannot be read: {error}", code="tampered") from error
-    for name in names:
-        if name not in found:
-            raise CandidateError(f"the candidate's outputs have no {name!r}", code="tampered")
-    return found
 
 
 def _wrong(code: ReasonCode) -> dict[str, Any]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from e2e.errors import UsageError
+from e2e.numerics.captures import read_outputs
 from e2e.numerics.compare import error_of, floor_of
-from e2e.numerics.examine import read_outputs
 from e2e.patch import Patch, sites_in
 from e2e.protocols import Op, Site
 from e2e.schema.words import ReasonCode
@@ -28,20 +30,34 @@ def compare(
     session.loss(model, session.batch(seed)).backward()
     exact = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     own, theirs = load_file(baseline, device=session.device), read_outputs(candidate, session.device)
+    return worst_gradient(own, theirs, exact, ratio=ratio)
+
+
+def worst_gradient(
+    own: Mapping[str, Tensor], theirs: Mapping[str, Tensor], exact: Mapping[str, Tensor], *, ratio: float
+) -> dict[str, Any]:
+    """Which of the baseline's gradients are missing, and the one that is furthest from exact beside the baseline's.
+
+    Raises:
+        UsageError: the baseline's own gradients are not finite.
+    """
     missing = sorted(set(own) - set(theirs))
     worst: tuple[float, str, float | None, float] | None = None
     code: ReasonCode | None = None
-    for name in own:
-        if not bool(torch.isfinite(own[name]).all() and torch.isfinite(exact[name]).all()):
-            raise UsageError(f"the workload's own gradient of {name} is not finite in {session.cell.dtype}")
+    for name, mine in own.items():
+        if not bool(torch.isfinite(mine).all() and torch.isfinite(exact[name]).all()):
+            raise UsageError(f"PyTorch's own gradient of {name} is not finite in {mine.dtype}")
         if name not in theirs:
             continue
-        base = error_of(_rows(own[name]), _rows(exact[name])).total
+        if theirs[name].shape != mine.shape:
+            worst, code = (math.inf, name, None, 0.0), ReasonCode.WRONG_OUTPUT_LAYOUT
+            break
+        base = error_of(_rows(mine), _rows(exact[name])).total
         if not bool(torch.isfinite(theirs[name]).all()):
             worst, code = (math.inf, name, None, base), ReasonCode.NONFINITE_OUTPUT
             break
         found = error_of(_rows(theirs[name]), _rows(exact[name])).total
-        if found > ratio * base + floor_of(own[name].dtype):
+        if found > ratio * base + floor_of(mine.dtype):
             code = ReasonCode.GRADIENT_ERROR_EXCEEDED
         excess = found / max(base, 1e-30)
         if worst is None or excess > worst[0]:
@@ -57,5 +73,5 @@ def compare(
     }
 
 
-def _rows(gradient: torch.Tensor) -> torch.Tensor:
+def _rows(gradient: Tensor) -> Tensor:
     return gradient.reshape(1, -1)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from e2e.errors import UsageError
+from e2e.ops._inputs import Draw
 from e2e.ops._mistakes import without_last_row
 from e2e.ops._sites import takes_one_tensor
 from e2e.protocols import OpCall, Site
@@ -27,7 +28,13 @@ class ModuleOp:
         x (...), parameters as the module has them -> (...); same shape and dtype as x.
     """
 
-    def __init__(self, class_name: str = "") -> None:
+    def __init__(
+        self, class_name: str = "", *, sample: Callable[[], nn.Module] | None = None, takes: tuple[int, ...] = ()
+    ) -> None:
+        """`sample` makes a small module of that class, and `takes` is the shape of what it is called with.
+
+        With both, the op can be checked without a model. Weights are drawn by the module itself.
+        """
         self.class_name = class_name
         self.name = f"module:{class_name}"
         self.tensor_names: tuple[str, ...] = ("x",)
@@ -35,6 +42,11 @@ class ModuleOp:
         self.schema = "(Tensor x, Tensor[] state) -> Tensor"
         self.alternatives: Mapping[str, Callable[..., Any]] = {}
         self._module: nn.Module | None = None
+        self._takes = takes
+        if sample is not None:
+            with torch.random.fork_rng():
+                torch.manual_seed(0)  # every process of a check makes the same one
+                self._know(sample().requires_grad_(False))
 
     def of(self, class_name: str) -> ModuleOp:
         """The op of another class."""
@@ -44,11 +56,7 @@ class ModuleOp:
         """Modules whose class has that name, or whose own name matches it as a glob, such as `model.layers.*.mlp`."""
         found = [(fqn, module) for fqn, module in model.named_modules() if self._is_meant(fqn, module)]
         if found:
-            self._module = found[0][1]
-            names = [name for name, _ in _state(self._module)]
-            self.tensor_names = ("x", *names)
-            arguments = ", ".join(f"Tensor {name.replace('.', '_')}" for name in self.tensor_names)
-            self.schema = f"({arguments}) -> Tensor"
+            self._know(found[0][1])
         return [Site(fqn, module, {}, self._problem(module)) for fqn, module in found]
 
     def _is_meant(self, fqn: str, module: nn.Module) -> bool:
@@ -61,6 +69,13 @@ class ModuleOp:
         if [name for name, _ in _state(module)] != [name for name, _ in _state(self._module)]:
             return "it has other parameters or buffers than the first module of that name"
         return None if takes_one_tensor(module) else _SEVERAL
+
+    def _know(self, module: nn.Module) -> None:
+        """What is called, and with which tensors."""
+        self._module = module
+        self.tensor_names = ("x", *(name for name, _ in _state(module)))
+        arguments = ", ".join(f"Tensor {name.replace('.', '_')}" for name in self.tensor_names)
+        self.schema = f"({arguments}) -> Tensor"
 
     def own(self, site: Site) -> Callable[..., Any]:
         """The module with that state."""
@@ -115,12 +130,17 @@ class ModuleOp:
         }
 
     def example(self, dtype: str, device: str, seed: int) -> OpCall:
-        """None: a module's calls come from its model.
+        """The sample's weights and drawn values.
 
         Raises:
-            UsageError: always.
+            UsageError: there is no sample, so that calls come from a model.
         """
-        raise UsageError(f"{self.name} is what some model's module computes: check it with a workload")
+        if self._module is None or not self._takes:
+            raise UsageError(f"{self.name} is what some model's module computes: check it with a workload")
+        draw = Draw.of(dtype, device, seed)
+        return OpCall(
+            (draw.made(draw.normal(*self._takes)), *(draw.made(item) for _, item in _state(self._module))), ()
+        )
 
     def edge_calls(self, call: OpCall, seed: int) -> Iterable[tuple[str, OpCall]]:
         """The captured shape with other values: nothing else is known to be legal for an unknown module."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from e2e import wording
 from e2e.rules._words import error_words, some
-from e2e.schema.evidence import Evidence, OpCheck, Where
+from e2e.schema.evidence import EXAMPLE, TYPICAL, Evidence, OpCheck, Where
 from e2e.schema.verdict import NumericsVerdict, Reason
 from e2e.schema.words import Outcome, ReasonCode, ReasonKind, Role, Stage, accusation, kind_of
 from e2e.weighing import Case, find_arm
@@ -130,8 +130,13 @@ def check_has_no_power(case: Case) -> Iterator[Reason]:
     elif evidence.model_check is not None and evidence.model_check.kernel_calls == 0:
         message = "the kernel's constraints exclude every call of the model-level check, which so says nothing"
         yield Reason(code=ReasonCode.CHECK_NO_POWER, message=message)
-    elif finished is not None and finished.rank >= Stage.CHECK.rank and not _captured(evidence, "passed"):
-        message = "the kernel passed on no input captured from the model"
+    elif finished is not None and finished.rank >= Stage.CHECK.rank and not _typical(evidence, "passed"):
+        is_alone = any(check.label == EXAMPLE for check in evidence.op_checks)
+        message = (
+            "the kernel declines the op's example"
+            if is_alone
+            else "the kernel passed on no input captured from the model"
+        )
         yield Reason(code=ReasonCode.CHECK_NO_POWER, message=message)
 
 
@@ -139,7 +144,7 @@ def numerics_of(case: Case) -> NumericsVerdict:
     """Drift beside the baseline's own, and what the rules above make of it."""
     evidence, model = case.evidence, case.evidence.model_check
     codes = [reason.code for rule in (op_is_wrong, model_is_wrong, training_is_wrong) for reason in rule(case)]
-    checks = _captured(evidence)
+    checks = _typical(evidence)
     ratios = [_error_ratio(check.error_candidate, check.error_baseline) for check in checks]
     return NumericsVerdict(
         outcome=Outcome.INCORRECT if any(kind_of(code) is ReasonKind.INCORRECT for code in codes) else None,
@@ -151,9 +156,9 @@ def numerics_of(case: Case) -> NumericsVerdict:
     )
 
 
-def _captured(evidence: Evidence, *statuses: str) -> list[OpCheck]:
-    """Checks on the model's own inputs."""
-    checks = [check for check in evidence.op_checks if check.label == "captured"]
+def _typical(evidence: Evidence, *statuses: str) -> list[OpCheck]:
+    """Checks on inputs that the kernel must take."""
+    checks = [check for check in evidence.op_checks if check.label in TYPICAL]
     return [check for check in checks if not statuses or check.status in statuses]
 
 

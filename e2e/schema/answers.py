@@ -13,6 +13,8 @@ from pydantic import ConfigDict, Field
 
 from e2e.schema.record import Record
 
+REACHED = ".reached"
+"""Suffix of the file in which a candidate's process names the input in hand."""
 _MOST = 2**62
 _Count = Annotated[int, Field(ge=0, le=_MOST)]
 _Seconds = Annotated[float, Field(ge=0, le=1e9)]
@@ -44,6 +46,15 @@ class Remarks(Answer):
     """On every captured call."""
 
     remarks: list[Remark]
+
+
+class TorchProblems(Answer):
+    """What torch's own check of a registered op finds; None where it passes."""
+
+    called: str | None
+    """Of the call against the op's schema: inputs changed, outputs that share their memory."""
+    faked: str | None
+    """Of what a compiler is told about the outputs against what they are."""
 
 
 class Engaged(Answer):
@@ -149,6 +160,8 @@ ANSWERS: Mapping[str, type[Answer]] = {
     "step_output": Nothing,
     "plant": Nothing,
     "run_ops": Remarks,
+    "opcheck": TorchProblems,
+    "op_gradients": Nothing,
     "engage": Engaged,
     "logits": Calls,
     "gradients": Gradients,

@@ -79,12 +79,17 @@ class Engagement(Record):
     """How engagement was proven, in words."""
 
 
+CAPTURED, EXAMPLE = "captured", "example"
+TYPICAL = (CAPTURED, EXAMPLE)
+"""Labels of inputs that a kernel must take: a model's own, and the op's example where there is no model."""
+
+
 class OpCheck(Record):
     """The kernel against the reference on one input."""
 
     site: str
     label: str
-    """`captured` or the name of the edge input."""
+    """`captured` or `example`, else the name of the edge input."""
     shape: str
     stride: str
     dtype: str

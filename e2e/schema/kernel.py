@@ -138,6 +138,8 @@ class Kernel(Record):
     """Name of the source within what `spec` names, where that holds several."""
     notes: list[str] = []
     """What its reader found that people should know, such as compiler flags that change the maths."""
+    op_sha256: str | None = None
+    """Of the file that the op comes from; None for an op of e2e's own."""
 
     @property
     def shown(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from e2e.arm_names import ArmName, is_adopted
-from e2e.crew import MANY_CORES, CandidateFault
+from e2e.crew import MANY_CORES
 from e2e.measure.machine import thread_count
 from e2e.numerics.constraints import declined_by
 from e2e.processes import Worker, WorkerFault
@@ -22,6 +22,7 @@ from e2e.schema.evidence import (
 )
 from e2e.schema.words import Mode, ReasonCode, Role, Stage
 from e2e.stages.course import Course
+from e2e.workers import CandidateFault
 
 STAGE = Stage.CHECK
 
@@ -227,10 +228,7 @@ def check_op(course: Course, worker: Worker) -> None:
     remarks = course.crew.ask(worker, "run_ops", stage=STAGE, inputs=str(inputs), outputs=str(outputs))["remarks"]
     assert course.clean is not None
     rows = course.crew.require(course.clean, "compare_ops", outputs=str(outputs), ratio=ratio)["checks"]
-    if len(rows) != len(remarks):
-        message = f"{len(remarks)} remarks on {len(rows)} calls"
-        raise CandidateFault(Fault(code=ReasonCode.TAMPERED, message=message, stage=STAGE))
-    course.learn(op_checks=[_op_check(row, remark) for row, remark in zip(rows, remarks, strict=True)])
+    course.learn(op_checks=op_checks(rows, remarks))
 
 
 def check_mutants(course: Course) -> None:
@@ -239,6 +237,18 @@ def check_mutants(course: Course) -> None:
     ratio = course.policy.numerics.error_ratio
     mutants = course.crew.require(course.clean, "mutants", ratio=ratio)["mutants"]
     course.learn(mutants=[MutantCheck.model_validate(row) for row in mutants])
+
+
+def op_checks(rows: list[dict[str, Any]], remarks: list[dict[str, Any]]) -> list[OpCheck]:
+    """What the clean worker says of each call, with what the candidate's process remarked about it.
+
+    Raises:
+        CandidateFault: `tampered`: they are not about the same calls.
+    """
+    if len(rows) != len(remarks):
+        message = f"{len(remarks)} remarks on {len(rows)} calls"
+        raise CandidateFault(Fault(code=ReasonCode.TAMPERED, message=message, stage=STAGE))
+    return [_op_check(row, remark) for row, remark in zip(rows, remarks, strict=True)]
 
 
 def _op_check(row: dict[str, Any], remark: dict[str, Any]) -> OpCheck:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from e2e.crew import CandidateFault
 from e2e.errors import EnvironmentFault
 from e2e.measure.schedule import steps_for
 from e2e.processes import WorkerFault
@@ -12,6 +11,7 @@ from e2e.schema.evidence import MemoryRecord
 from e2e.schema.words import Stage
 from e2e.stages.course import Course
 from e2e.weighing import find_arm
+from e2e.workers import CandidateFault
 
 SPAN_S, LEAST_STEPS, MOST_STEPS = 1.0, 8, 64
 """Seconds of steps per process, and their number: enough that a leak of some kilobytes a step is seen."""

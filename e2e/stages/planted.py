@@ -13,7 +13,6 @@ from typing import Literal
 from e2e import stats
 from e2e.arm_names import AS_SHIPPED, ArmName
 from e2e.builders.planted import LATE_CALLS, LATE_TRICKS, REFERENCE, TRICKS
-from e2e.crew import CandidateFault
 from e2e.judge import judge
 from e2e.measure.audit import Fingerprint, Replay
 from e2e.measure.schedule import steps_for
@@ -28,6 +27,7 @@ from e2e.stages.course import Course
 from e2e.stages.timing import run_block, warm_up
 from e2e.trials import CANDIDATE, SHAM, Timed, compared
 from e2e.units import Seconds
+from e2e.workers import CandidateFault
 
 PILOT_BLOCKS = 5
 PAUSE_STEPS = 15
@@ -45,7 +45,7 @@ def planted(op: str, entry: str) -> Built:
 def for_op(course: Course, op: str) -> Course:
     """The same crew on another op, with its honest kernel; evidence starts anew."""
     honest = planted(op, REFERENCE)
-    crew = replace(course.crew, op=op, kernel=honest.kernel, built=honest)
+    crew = replace(course.crew, kernel=honest.kernel, built=honest)
     nothing = Evidence(stage_asked=Stage.CHECK, stage_finished=Stage.CHECK)
     return replace(course, crew=crew, evidence=nothing, clean=None, fqns=[], facts={})
 

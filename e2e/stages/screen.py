@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from e2e import stats, wording
 from e2e.arm_names import AS_SHIPPED, ArmName, is_adopted
-from e2e.crew import CandidateFault
 from e2e.judge import judge
 from e2e.measure.schedule import pick_strongest, steps_for
 from e2e.processes import Worker, WorkerFault
@@ -19,6 +18,7 @@ from e2e.stages.course import Course
 from e2e.stages.memory import measure_memory
 from e2e.stages.timing import rough_step_s, run_block, segment_steps, warm_up
 from e2e.weighing import opponent_arm
+from e2e.workers import CandidateFault
 
 STAGE = Stage.SCREEN
 PILOT_WORKER, CEILING_WORKER = 0, 1

@@ -26,7 +26,7 @@ from tests import results
 
 REPOSITORY = Path(__file__).parents[2]
 MOUNTING = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
-COMMANDS = ["validate", "gate", "report", "trace", "selftest", "doctor", "list"]
+COMMANDS = ["validate", "check", "new", "gate", "report", "trace", "selftest", "doctor", "list"]
 
 
 @pytest.fixture
@@ -81,6 +81,68 @@ def test_only_the_flags_of_this_version_exist_for_selftest() -> None:
     shown = CliRunner().invoke(app, ["selftest", "--help"], env={"COLUMNS": "200"}).stdout
     flags = {"--budget", "--device", "--help", "--json", "--out", "--policy", "--runs", "--seed", "--set"}
     assert flags == set(re.findall(r"--[a-z-]+", shown))
+
+
+def test_only_the_flags_of_this_version_exist_for_check_and_new() -> None:
+    def flags(*command: str) -> set[str]:
+        shown = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200"}).stdout
+        return set(re.findall(r"--[a-z-]+", shown))
+
+    assert flags("check") == {"--device", "--dtype", "--help", "--json", "--op", "--seed"}
+    assert flags("new", "kernel") == {"--help", "--lang", "--out"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["none.cpp"], 2, "no such file"),
+        (["kernels/rmsnorm.cpp", "--dtype", "int8"], 2, "--dtype int8: expected one of float32"),
+        (["kernels/leaky_integrator.cpp", "--dtype", "float16"], 2, "declares float32"),
+        (["kernels/rmsnorm.cpp", "--op", "rope"], 2, "the file says 'rms_norm'"),
+        (["kernels/rmsnorm.cpp", "--op", "none.py:Op"], 2, "cannot be read"),
+        (["kernels/rmsnorm.cpp", "--device", "cuda"], 2, "the kernel runs on cpu"),
+        (["kernels/rmsnorm.cpp", "--device", "gpu"], 2, "--device gpu"),
+        (["kernels/rmsnorm.cpp", "--seed", "-1"], 2, "--seed"),
+        (["kernels/rmsnorm_triton.py", "--device", "cuda:99"], 6, "CUDA device"),
+        ([], 2, "SPEC"),
+    ],
+)
+def test_a_check_that_cannot_begin_says_why(
+    arguments: list[str], code: int, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    assert code == run(["check", *arguments])
+    shown = capsys.readouterr()
+    assert words in shown.err
+    assert "" == shown.out
+
+
+def test_a_new_kernel_is_written_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert 0 == run(["new", "kernel", "rms_norm", "--lang", "cpp"])
+    shown = capsys.readouterr()
+    assert ("rms_norm.cpp\n", "next: e2e check rms_norm.cpp\n") == (shown.out, shown.err)
+    assert 2 == run(["new", "kernel", "rms_norm", "--lang", "cpp"])
+    assert "nothing is overwritten" in capsys.readouterr().err
+    assert 2 == run(["new", "kernel", "rms_norm", "--lang", "rust"])
+    assert 2 == run(["new", "kernel", "module", "--lang", "cu"])
+    assert "no cu template for module" in capsys.readouterr().err
+    assert ["rms_norm.cpp"] == [file.name for file in tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("arguments", [["new"], ["new", "kernel"]])
+def test_new_without_a_kind_or_an_op_is_no_success(arguments: list[str]) -> None:
+    assert 2 == run(arguments)
+
+
+def test_one_op_can_be_listed_by_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    assert 0 == run(["list", "ops", "--op", "examples/swiglu_mlp.py:SwigluMlp"])
+    assert "one matmul for gate and up" in capsys.readouterr().out
+    assert 2 == run(["list", "kernels", "--op", "rope"])
+    assert "--op goes with `e2e list ops`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

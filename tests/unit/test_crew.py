@@ -20,7 +20,6 @@ def test_a_models_config_that_is_damaged_is_left_to_who_opens_the_model(tmp_path
     crew = Crew(
         workload=LoadedWorkload(local, tmp_path / "w.yaml", {}, "0" * 64),
         cell=results.cell(),
-        op="rms_norm",
         device="cpu",
         seed=1,
         exam=Exam(1),

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from e2e import crew as crew_module
+from e2e import workers as workers_module
 from e2e.arm_names import ArmName
 from e2e.configuration import load_workload
 from e2e.crew import Crew, Deadline
@@ -318,10 +318,9 @@ class CrewOfOne(Crew):
 @pytest.fixture
 def crew(tiny_workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Crew:
     monkeypatch.setenv("E2E_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(crew_module, "Zygote", FakeZygote)
+    monkeypatch.setattr(workers_module, "Zygote", FakeZygote)
     loaded = load_workload(str(tiny_workload), [])
-    fields: dict[str, Any] = {"op": "rms_norm", "device": "cpu", "policy": policy(), "scratch": tmp_path}
-    fields |= {"seed": 1, "exam": Exam(1)}
+    fields: dict[str, Any] = {"device": "cpu", "policy": policy(), "scratch": tmp_path, "seed": 1, "exam": Exam(1)}
     return CrewOfOne(workload=loaded, cell=cells_of(loaded.workload)[0], kernel=own_kernel(), **fields)
 
 

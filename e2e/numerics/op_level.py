@@ -1,0 +1,155 @@
+"""The op by itself: inputs, what is right on them, and what a kernel's outputs are worth. Needs no model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch import library as lib
+
+from e2e.binding import registered
+from e2e.numerics.captures import Captured, load_calls, output_names, read_outputs, save_calls
+from e2e.numerics.compare import exactly, judge_outputs, wider
+from e2e.numerics.training import worst_gradient
+from e2e.protocols import Op, OpCall, outputs_of
+from e2e.schema.evidence import EXAMPLE
+from e2e.wording import clean
+
+
+class OpExaminer:
+    """Clean side. Knows what is right: the reference, and how far plain maths in the kernel's own dtype is from it."""
+
+    def __init__(self, op: Op, device: str) -> None:
+        self._op = op
+        self._device = device
+        self._calls: list[Captured] = []
+
+    def draw(self, *, dtype: str, seed: int, path: Path) -> dict[str, Any]:
+        """The op's example and its edge inputs, saved for the kernel's process.
+
+        Raises:
+            UsageError: the op has no calls apart from a model's.
+        """
+        call = self._op.example(dtype, self._device, seed)
+        self._calls = [Captured(self._op.name, EXAMPLE, call)]
+        self._calls += [Captured(self._op.name, label, edge) for label, edge in self._op.edge_calls(call, seed)]
+        save_calls(path, self._calls)
+        return {"calls": len(self._calls)}
+
+    def _baseline(self, item: Captured) -> Any:
+        """What a user of PyTorch gets without the kernel."""
+        with torch.no_grad():
+            return self._plain(*item.call.tensors, *item.call.scalars)
+
+    @property
+    def _plain(self) -> Callable[..., Any]:
+        """The first alternative, which sums as carefully as people expect; where there is none, the reference."""
+        return next(iter(self._op.alternatives.values()), self._op.reference)
+
+    def compare_ops(self, *, outputs: Path, ratio: float) -> list[dict[str, Any]]:
+        """The candidate's outputs, read from a file it wrote, against reference and baseline."""
+        results = read_outputs(outputs, self._device)
+        rows = []
+        for place, item in enumerate(self._calls):
+            row = self._row(item)
+            values = [results[name] for name in output_names(results, place)]
+            if values:
+                row |= self._verdict(item, values, ratio)
+            rows.append(row)
+        return rows
+
+    def _verdict(self, item: Captured, values: list[Tensor], ratio: float) -> dict[str, Any]:
+        base = self._baseline(item)
+        code, found, own, allowed = judge_outputs(values, base, exactly(self._op, item.call), ratio=ratio)
+        return {
+            "status": "wrong" if code else "passed",
+            "code": code,
+            "error_candidate": found.total if found else None,
+            "error_baseline": own.total,
+            "worst_row_candidate": found.worst_row if found else None,
+            "worst_row_baseline": own.worst_row,
+            "allowed": allowed,
+        }
+
+    def _row(self, item: Captured) -> dict[str, Any]:
+        x = item.call.tensors[0]
+        return {
+            "site": item.site,
+            "label": item.label,
+            "shape": " x ".join(map(str, x.shape)),
+            "stride": str(tuple(x.stride())),
+            "dtype": str(x.dtype).removeprefix("torch."),
+        }
+
+    def mutants(self, *, ratio: float) -> list[dict[str, Any]]:
+        """Whether the very same comparison, on the very same inputs, rejects each wrong kernel."""
+        exact = [(item, self._baseline(item), exactly(self._op, item.call)) for item in self._calls]
+        rows = []
+        for name, mutant in self._op.mutants().items():
+            caught = any(
+                judge_outputs(mutant(*item.call.tensors, *item.call.scalars), base, reference, ratio=ratio)[0]
+                is not None
+                for item, base, reference in exact
+            )
+            rows.append({"name": name, "caught": caught})
+        return rows
+
+    def compare_gradients(self, *, path: Path, seed: int, ratio: float) -> dict[str, Any]:
+        """The kernel's gradients of the first call, read from a file its process wrote, against float64."""
+        call, names = self._calls[0].call, self._op.tensor_names
+        wide = OpCall(tuple(wider(tensor) for tensor in call.tensors), call.scalars)
+        own = gradients(self._plain, names, call, seed=seed)
+        theirs = read_outputs(path, self._device)
+        exact = gradients(self._op.reference, names, wide, seed=seed)
+        return {
+            **worst_gradient(own, theirs, exact, ratio=ratio),
+            "parameters": len(exact),
+            "with_gradient_baseline": len(own),
+            "with_gradient_candidate": len(set(theirs) & set(own)),
+        }
+
+
+def gradients(function: Callable[..., Any], names: Sequence[str], call: OpCall, *, seed: int) -> dict[str, Tensor]:
+    """Gradients of every tensor of real numbers in the call that has one, by name, for drawn gradients of the outputs.
+
+    The drawn ones are exact in bfloat16, so that a call in float64 gets the very same.
+    """
+    tensors = [_leaf(tensor) for tensor in call.tensors]
+    outputs = outputs_of(function(*tensors, *call.scalars))
+    draw = torch.Generator().manual_seed(seed)
+    upstream = [torch.randn(output.shape, generator=draw).bfloat16().to(output) for output in outputs]
+    wanted = {name: tensor for name, tensor in zip(names, tensors, strict=True) if _is_real(tensor)}
+    found = torch.autograd.grad(outputs, list(wanted.values()), upstream, allow_unused=True)
+    return {name: gradient for name, gradient in zip(wanted, found, strict=True) if gradient is not None}
+
+
+def save_gradients(op: Op, function: Callable[..., Any], *, inputs: Path, path: Path, seed: int, device: str) -> None:
+    """Candidate side: the gradients of the first saved call, by the op's names."""
+    found = gradients(function, op.tensor_names, load_calls(inputs, device)[0].call, seed=seed)
+    save_file({name: gradient.contiguous() for name, gradient in found.items()}, path)
+
+
+def torch_problems(
+    op: Op, kernel: Callable[..., Any], *, inputs: Path, sha256: str, device: str
+) -> dict[str, str | None]:
+    """Candidate side: what torch's own check of a registered op says of the kernel on the first saved call."""
+    call = load_calls(inputs, device)[0].call
+    function = registered(op, kernel, sha256=sha256, device=device)
+    tests = {"called": "test_schema", "faked": "test_faketensor"}
+    found = lib.opcheck(
+        function, (*call.tensors, *call.scalars), test_utils=tuple(tests.values()), raise_exception=False
+    )
+    said = {name: found[test] for name, test in tests.items()}
+    return {name: None if text == "SUCCESS" else clean(str(text)) for name, text in said.items()}
+
+
+def _leaf(tensor: Any) -> Any:
+    return tensor.detach().clone().requires_grad_() if _is_real(tensor) else tensor
+
+
+def _is_real(tensor: Any) -> bool:
+    return tensor is not None and bool(tensor.is_floating_point())

@@ -1,0 +1,237 @@
+"""Zygotes, the workers forked from them, and who is to blame for what goes wrong in one."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from e2e.cache import cache_folder
+from e2e.errors import E2EError, EnvironmentFault, UsageError
+from e2e.integrity.isolation import free_memory_bytes, namespace_prefix, without_secrets
+from e2e.measure.machine import thread_count
+from e2e.processes import Worker, WorkerFault, Zygote
+from e2e.protocols import Built
+from e2e.schema.evidence import Fault, Where
+from e2e.schema.kernel import Kernel
+from e2e.schema.policy import Policy
+from e2e.schema.words import ReasonCode, Stage, accusation
+from e2e.units import Seconds
+
+_KINDS = {
+    "timed_out": ReasonCode.TIMED_OUT,
+    "crashed": ReasonCode.CANDIDATE_CRASHED,
+    "exited": ReasonCode.CANDIDATE_EXITED,
+    "garbage": ReasonCode.TAMPERED,
+    "raised": ReasonCode.CANDIDATE_RAISED,
+}
+
+
+class CandidateFault(E2EError):
+    """The candidate ended a part of the run; carries what becomes a reason."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.message, code=fault.code)
+        self.fault = fault
+
+
+@dataclass(kw_only=True)
+class Workers:
+    """A clean zygote, a candidate's zygote, and fresh processes of either; ends everything it started.
+
+    A subclass says what a worker opens before anything is asked of it.
+    """
+
+    device: str
+    seed: int
+    policy: Policy
+    scratch: Path
+    kernel: Kernel
+    built: Built | None = None
+    """Set when the compiler is done, which runs beside the zygotes' imports."""
+    adopted: dict[str, Built] = field(default_factory=dict)
+    """Kernels adopted earlier, which the policy names as opponents; by their arms' alternative."""
+    confined: bool = False
+    starts_cold: dict[bool, bool] = field(default_factory=dict)
+    """Whether no earlier run left compiled code in the caches: of clean workers, and of this kernel's."""
+    bind_s: Seconds | None = None
+    """Loading and binding the candidate in the first process that did, by the parent's clock."""
+    _zygotes: dict[bool, Zygote] = field(default_factory=dict)
+    _numbers: Any = field(default_factory=itertools.count)
+
+    def start(self) -> None:
+        """Begin both zygotes' imports, side by side; nothing waits for them yet."""
+        prefix = namespace_prefix(cuda=self.device != "cpu")
+        self.confined = bool(prefix)
+        for clean in (True, False):
+            caches = self._caches(clean=clean)
+            self.starts_cold[clean] = not (caches.is_dir() and any(caches.iterdir()))
+            self._zygotes[clean] = Zygote(
+                self._modules(),
+                environment=self._environment(clean),
+                prefix=prefix,
+                log=self.scratch / f"zygote-{'clean' if clean else 'candidate'}.log",
+            )
+
+    def fresh(self, do: str, *, clean: bool, **fields: Any) -> Worker:
+        """A fresh process that has answered that first request; its answer is in the worker's `facts`.
+
+        Raises:
+            EnvironmentFault, UsageError: it cannot be done here.
+        """
+        return self.answered(self.begun(do, clean=clean, **fields), do)
+
+    def begun(self, do: str, *, clean: bool, **fields: Any) -> Worker:
+        """A fresh process with its first request sent; nothing waits for it yet."""
+        number = next(self._numbers)
+        private = self.scratch / f"tmp-{number}"
+        private.mkdir()
+        worker = self._zygotes[clean].spawn(
+            {"clean": clean, "environment": {"TMPDIR": str(private)}},
+            log=self.scratch / f"worker-{number}.log",
+        )
+        worker.clean = clean
+        try:
+            worker.send(
+                do,
+                op=self.kernel.manifest.op,
+                op_sha256=self.kernel.op_sha256,
+                device=self.device,
+                seed=self.seed,
+                extra_bytes=self._extra_bytes(clean),
+                **fields,
+            )
+        except WorkerFault as fault:
+            worker.close()
+            raise _ours(fault) from fault
+        return worker
+
+    def answered(self, worker: Worker, do: str) -> Worker:
+        """The process that was begun, with its first answer.
+
+        Raises:
+            EnvironmentFault, UsageError: it cannot be done here.
+        """
+        try:
+            worker.facts = worker.answer(do, timeout_s=self.policy.budgets.import_s)
+        except WorkerFault as fault:
+            worker.close()
+            raise _ours(fault) from fault
+        return worker
+
+    def bind(self, worker: Worker, fqns: list[str], *, stage: Stage) -> None:
+        """Load the candidate into a worker, in the place of what it may hold already.
+
+        Raises:
+            CandidateFault: the candidate could not be loaded.
+        """
+        assert self.built is not None
+        adopted = {name: built.model_dump(mode="json") for name, built in self.adopted.items()}
+        start = time.monotonic()
+        self.ask(worker, "bind", stage=stage, built=self.built.model_dump(mode="json"), fqns=fqns, adopted=adopted)
+        self.bind_s = time.monotonic() - start if self.bind_s is None else self.bind_s
+
+    def ask(
+        self, worker: Worker, do: str, *, stage: Stage, timeout_s: float | None = None, **fields: Any
+    ) -> dict[str, Any]:
+        """Ask for something that runs the candidate; its faults become reasons.
+
+        Raises:
+            CandidateFault: it raised, crashed, hung or exited.
+        """
+        try:
+            return worker.call(do, timeout_s=timeout_s or self.policy.budgets.call_s, **fields)
+        except WorkerFault as fault:
+            raise self.blame(fault, stage=stage, worker=worker) from fault
+
+    def blame(self, fault: WorkerFault, *, stage: Stage, worker: Worker) -> CandidateFault:
+        """The fault as the candidate's."""
+        code = accusation(fault.reason) or _KINDS[fault.kind]
+        said = worker.output(600)
+        message = fault.message + (f"; it printed: {said}" if said and fault.kind != "raised" else "")
+        where = Where(file=self.kernel.shown, line=fault.line)
+        worker.close()
+        return CandidateFault(Fault(code=code, message=message, stage=stage, where=where))
+
+    def require(
+        self,
+        worker: Worker,
+        do: str,
+        *,
+        stage: Stage = Stage.CHECK,
+        timeout_s: float | None = None,
+        **fields: Any,
+    ) -> dict[str, Any]:
+        """Ask for something that runs no candidate; a fault there is the environment's or ours.
+
+        Raises:
+            CandidateFault: the candidate ended the process it shares, or a clean worker accuses it.
+        """
+        try:
+            return worker.call(do, timeout_s=timeout_s or self.policy.budgets.call_s, **fields)
+        except WorkerFault as fault:
+            if not worker.clean and fault.kind != "raised":
+                raise self.blame(fault, stage=stage, worker=worker) from fault
+            code = accusation(fault.reason)
+            if worker.clean and code is not None and code is not ReasonCode.OUT_OF_MEMORY:
+                where = Where(file=self.kernel.shown)
+                found = Fault(code=code, message=fault.message, stage=stage, where=where)
+                raise CandidateFault(found) from fault
+            raise _ours(fault) from fault
+
+    def remarks(self) -> list[str]:
+        """What the report should say about the processes themselves."""
+        extra = {name for zygote in self._zygotes.values() for name in zygote.threads[1:]}
+        found = [f"single-threaded forks: imports started {', '.join(sorted(extra))}"] if extra else []
+        return found if self.confined else [*found, "escaped processes: no PID namespace here"]
+
+    def close(self) -> None:
+        """End every process."""
+        for zygote in self._zygotes.values():
+            zygote.close()
+        self._zygotes = {}
+
+    def _modules(self) -> list[str]:
+        """What every worker needs, imported once."""
+        return ["torch", "safetensors.torch", "numpy"]
+
+    def _extra_bytes(self, clean: bool) -> int | None:
+        """Most host memory beyond its start that a candidate's process may take; None for no limit."""
+        if self.device != "cpu" or clean:
+            return None
+        free = free_memory_bytes()
+        return self.policy.budgets.host_bytes or (free // 2 if free else None)
+
+    def _environment(self, clean: bool) -> dict[str, str]:
+        caches = self._caches(clean=clean)
+        return {
+            **(without_secrets(os.environ)),
+            "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+            "TRITON_CACHE_DIR": str(caches / "triton"),
+            "OPENBLAS_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": str(thread_count()),
+            "TOKENIZERS_PARALLELISM": "false",
+            "KINETO_LOG_LEVEL": "99",
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",  # more would start a pool, hence threads, in the zygote
+        }
+
+    def _caches(self, *, clean: bool) -> Path:
+        """Of compiled code: a candidate could poison what it can write, so each kernel has its own copy."""
+        owner = f"clean-{self._clean_owner()}" if clean else self.kernel.sha256[:16]
+        return cache_folder() / "compiled" / owner
+
+    def _clean_owner(self) -> str:
+        """Whose clean workers' compiled code it is."""
+        return "op"
+
+
+def _ours(fault: WorkerFault) -> E2EError:
+    if fault.reason == "usage":
+        return UsageError(fault.message)
+    if fault.reason in ("environment", "out_of_memory"):
+        return EnvironmentFault(fault.message)
+    return E2EError(f"a process without the candidate failed: {fault.message}")

@@ -1,0 +1,148 @@
+"""The op by itself: what is drawn, what passes, what is caught, and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from e2e import registry
+from e2e.binding import trainable
+from e2e.errors import UsageError
+from e2e.numerics.exercise import run_calls
+from e2e.numerics.op_level import OpExaminer, save_gradients, torch_problems
+from e2e.protocols import Op
+from e2e.schema.answers import REACHED
+from e2e.schema.evidence import EXAMPLE
+from e2e.schema.words import ReasonCode
+
+torch.set_num_threads(1)
+
+RATIO = 2.0
+NAMES = [name for name in registry.names("ops") if name != "module"]
+DTYPES = ["float32", "float16", "bfloat16"]
+
+
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def checks(folder: Path, kernel: Callable[..., Any], *, op: str = "rms_norm", dtype: str = "float32") -> list[Any]:
+    plugin: Op = registry.load_op(op)
+    examiner = OpExaminer(plugin, "cpu")
+    examiner.draw(dtype=dtype, seed=1, path=folder / "calls")
+    run_calls(plugin, kernel, inputs=folder / "calls", outputs=folder / "outputs.st", constraints=[], device="cpu")
+    return examiner.compare_ops(outputs=folder / "outputs.st", ratio=RATIO)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", NAMES)
+def test_plain_maths_passes_on_every_input_in_every_dtype(name: str, dtype: str, tmp_path: Path) -> None:
+    op = registry.load_op(name)
+    rows = checks(tmp_path, next(iter(op.alternatives.values()), op.reference), op=name, dtype=dtype)
+    assert [row["label"] for row in rows if row["status"] != "passed"] == []
+    assert rows[0]["label"] == EXAMPLE
+    assert {row["dtype"] for row in rows} == {dtype}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_mutant_is_caught_without_a_model(name: str, dtype: str, tmp_path: Path) -> None:
+    examiner = OpExaminer(registry.load_op(name), "cpu")
+    examiner.draw(dtype=dtype, seed=1, path=tmp_path / "calls")
+    found = examiner.mutants(ratio=RATIO)
+    assert len(found) >= 4
+    assert [row["name"] for row in found if not row["caught"]] == []
+
+
+def test_a_wrong_kernel_is_wrong_on_the_example_already(tmp_path: Path) -> None:
+    rows = checks(tmp_path, lambda x, weight, eps: norm(x, weight, 2 * eps) * 1.001)
+    assert (rows[0]["status"], rows[0]["code"]) == ("wrong", ReasonCode.OP_ERROR_EXCEEDED)
+
+
+def test_a_kernel_that_refuses_the_example_is_not_merely_declining(tmp_path: Path) -> None:
+    def refuses(*call: Any) -> Any:
+        raise ValueError("not this")
+
+    with pytest.raises(ValueError, match="not this"):
+        checks(tmp_path, refuses)
+    assert (tmp_path / "outputs").with_suffix(REACHED).read_text() == EXAMPLE
+
+
+def test_the_input_in_hand_is_named_for_whoever_finds_the_process_dead(tmp_path: Path) -> None:
+    def dies(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if len(x) == 1:
+            raise KeyboardInterrupt  # as abrupt as a test can survive
+        return norm(x, weight, eps)
+
+    with pytest.raises(KeyboardInterrupt):
+        checks(tmp_path, dies)
+    assert (tmp_path / "outputs").with_suffix(REACHED).read_text() == "one row"
+
+
+def test_an_op_whose_calls_only_a_model_has_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="check it with a workload"):
+        OpExaminer(registry.load_op("module:LlamaMLP"), "cpu").draw(dtype="float32", seed=1, path=tmp_path / "calls")
+
+
+# ---- Gradients
+
+
+def gradient_row(folder: Path, function: Callable[..., Any], *, op: str = "rms_norm") -> dict[str, Any]:
+    plugin: Op = registry.load_op(op)
+    examiner = OpExaminer(plugin, "cpu")
+    examiner.draw(dtype="bfloat16", seed=1, path=folder / "calls")
+    save_gradients(plugin, function, inputs=folder / "calls", path=folder / "gradients", seed=1, device="cpu")
+    return examiner.compare_gradients(path=folder / "gradients", seed=1, ratio=RATIO)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_borrowed_backward_gives_right_gradients_of_every_tensor(name: str, tmp_path: Path) -> None:
+    op = registry.load_op(name)
+    kernel = next(iter(op.alternatives.values()), op.reference)
+    row = gradient_row(tmp_path, trainable(op, kernel, "reference"), op=name)
+    assert (row["status"], row["missing"]) == ("passed", [])
+    assert row["with_gradient_candidate"] == row["with_gradient_baseline"] == row["parameters"] > 0
+
+
+def test_a_wrong_gradient_is_named(tmp_path: Path) -> None:
+    row = gradient_row(
+        tmp_path, lambda x, weight, eps: norm(x, weight.detach() + 0.5 * (weight - weight.detach()), eps)
+    )
+    assert (row["code"], row["worst_parameter"]) == (ReasonCode.GRADIENT_ERROR_EXCEEDED, "weight")
+
+
+def test_a_lost_gradient_is_named(tmp_path: Path) -> None:
+    row = gradient_row(tmp_path, lambda x, weight, eps: norm(x, weight.detach(), eps))
+    assert (row["code"], row["missing"]) == (ReasonCode.GRADIENTS_MISSING, ["weight"])
+
+
+# ---- Torch's own check
+
+
+def problems(folder: Path, kernel: Callable[..., Any], name: str) -> dict[str, str | None]:
+    op: Op = registry.load_op("rms_norm")
+    OpExaminer(op, "cpu").draw(dtype="float32", seed=1, path=folder / "calls")
+    return torch_problems(op, kernel, inputs=folder / "calls", sha256=name.ljust(16, "0"), device="cpu")
+
+
+def test_a_right_kernel_is_a_sound_op_for_torch(tmp_path: Path) -> None:
+    assert problems(tmp_path, norm, "right") == {"called": None, "faked": None}
+
+
+def test_an_output_unlike_what_a_compiler_is_told_is_found_by_torch(tmp_path: Path) -> None:
+    found = problems(tmp_path, lambda x, weight, eps: norm(x, weight, eps).double(), "double")
+    assert found["faked"] is not None
+
+
+def test_a_changed_input_is_found_by_torch(tmp_path: Path) -> None:
+    def writes(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        output = norm(x, weight, eps)
+        x.mul_(2)
+        return output
+
+    assert problems(tmp_path, writes, "writes")["called"] is not None
