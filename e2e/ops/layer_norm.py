@@ -112,7 +112,6 @@ class LayerNorm(InModules):
         yield "no rows", rows(draw.normal(0, hidden))
         yield "three leading dimensions", rows(draw.normal(2, 3, 2, hidden))
         yield "the first columns of wider rows", of(draw.made(draw.normal(3, hidden + 16))[:, :hidden])
-        yield "transposed leading dimensions", of(draw.made(draw.normal(3, 2, hidden)).transpose(0, 1))
 
     def mutants(self) -> Mapping[str, Callable[..., Any]]:
         """Wrong layer norms, one mistake each."""

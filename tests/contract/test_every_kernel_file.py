@@ -10,6 +10,8 @@ import pytest
 
 from e2e import registry
 from e2e.listing import rows
+from e2e.numerics.compare import exactly, judge_outputs
+from e2e.protocols import BuildTarget
 from e2e.reading import read_kernel
 from e2e.schema.kernel import Kernel
 
@@ -18,6 +20,8 @@ FILES = sorted(path for path in (REPOSITORY / "kernels").iterdir() if path.suffi
 PLANTED = sorted(
     path for path in (REPOSITORY / "tests" / "kernels" / "bad").iterdir() if path.suffix in (".cpp", ".py")
 )
+RUN_HERE = [file for file in FILES if file.suffix == ".cpp" and "op: module:" not in file.read_text()]
+"""Kernels for the CPU whose op has calls apart from a model's."""
 BINDINGS = {"tvm-ffi": "TVM_FFI_DLL_EXPORT_TYPED_FUNC({}", "raw": "__global__ void {}(", "python": "def {}("}
 
 every_file = pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
@@ -88,6 +92,19 @@ def test_it_teaches(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("file", [file for file in FILES if file.suffix == ".py"], ids=lambda file: file.name)
 def test_a_python_kernel_parses_without_being_run(file: Path) -> None:
     assert ast.get_docstring(ast.parse(file.read_text()))
+
+
+@pytest.mark.parametrize("file", RUN_HERE, ids=lambda file: file.name)
+def test_a_cpu_kernel_is_as_right_as_plain_torch_on_its_ops_hard_inputs(file: Path, e2e_cache: Path) -> None:
+    """Twice as lenient as a run: which of two sound kernels rounds the luckier way depends on the machine."""
+    kernel = read(file)
+    op, builder = registry.load_op(kernel.manifest.op), registry.load("builders", kernel.manifest.binding)
+    built = builder.build(kernel, BuildTarget("cpu", None, e2e_cache, 300))
+    for dtype in kernel.manifest.dtypes:
+        function, example = builder.bind(built, op, dtype), op.example(dtype, "cpu", 1)
+        for label, call in [("example", example), *op.edge_calls(example, 1)]:
+            value, plain = (f(*call.tensors, *call.scalars) for f in (function, op.reference))
+            assert judge_outputs(value, plain, exactly(op, call), ratio=4)[0] is None, (dtype, label)
 
 
 @pytest.mark.parametrize("file", PLANTED, ids=lambda file: file.name)

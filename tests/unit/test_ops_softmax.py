@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def test_the_owner_and_the_attention_it_names_keep_their_globals() -> None:
     arm = copy_sharing_weights(model)
     Patch(OP, sites_in(arm, OP.find_sites(model)), lambda site: OP.reference)
     families.run("llama", arm)
-    owner = __import__(type(OP.find_sites(model)[0].module).__module__, fromlist=["nn"])
+    owner = importlib.import_module(type(OP.find_sites(model)[0].module).__module__)
     assert owner.nn is nn
     assert OP.find_sites(model)[0].module.forward.__func__ is forward
 
