@@ -54,14 +54,17 @@ class Attention:
     )
 
     def __init__(self) -> None:
-        self.alternatives: Mapping[str, Callable[..., Any]] = {
+        self.alternatives: dict[str, Callable[..., Any]] = {
             "sdpa": _sdpa,
             "sdpa_math": _by_backend(SDPBackend.MATH),
             "sdpa_flash": _by_backend(SDPBackend.FLASH_ATTENTION),
-            "sdpa_efficient": _by_backend(SDPBackend.EFFICIENT_ATTENTION, is_grouped=False),
-            "sdpa_cudnn": _by_backend(SDPBackend.CUDNN_ATTENTION),
             "maths": _maths,
         }
+        if torch.backends.cuda.is_built():  # looks at no device
+            self.alternatives |= {
+                "sdpa_efficient": _by_backend(SDPBackend.EFFICIENT_ATTENTION, is_grouped=False),
+                "sdpa_cudnn": _by_backend(SDPBackend.CUDNN_ATTENTION),
+            }
 
     def find_sites(self, model: nn.Module) -> list[Site]:
         """Modules whose forward asks Transformers' registry for its attention function."""

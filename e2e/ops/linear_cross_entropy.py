@@ -39,7 +39,7 @@ class LinearCrossEntropy:
     schema = "(Tensor hidden, Tensor weight, Tensor target, int ignore_index, str reduction) -> Tensor"
 
     def __init__(self) -> None:
-        self.alternatives: Mapping[str, Callable[..., Any]] = {"in_chunks": _in_chunks}
+        self.alternatives: dict[str, Callable[..., Any]] = {"in_chunks": _in_chunks}
         if hasattr(nn.functional, "linear_cross_entropy"):
             self.alternatives |= {"F.linear_cross_entropy": _torch_linear_cross_entropy}
 
