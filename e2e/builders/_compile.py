@@ -125,7 +125,7 @@ def raise_failure(kernel: Kernel, log: str, kept_at: Path) -> NoReturn:
     source = kernel.path or kernel.spec
     failure = first_error(log)
     line = failure.line if failure.file == source else _line_in(log, source)
-    where = kernel.spec if line is None else f"{kernel.spec}:{line}"
+    where = kernel.shown if line is None else f"{kernel.shown}:{line}"
     text = printable(failure.text, 300)
     if failure.file not in (None, source):
         text = f"{failure.file}:{failure.line}: {text}"

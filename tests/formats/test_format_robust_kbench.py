@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,14 +86,18 @@ def test_an_extension_computes_and_differentiates_by_itself(tmp_path: Path) -> N
     import torch
 
     kernel = read_kernel(str(NORM), op=None)
-    call = bound(kernel, tmp_path)
+    call: Any = bound(kernel, tmp_path)
     check_norm(call)
     x, weight = torch.randn(2, 3, 8, requires_grad=True), torch.nn.Parameter(torch.randn(8))
-    call(x, weight, 1e-5).pow(2).sum().backward()
-    own = x.grad, weight.grad
-    x.grad = weight.grad = None
-    registry.load_op("rms_norm").reference(x, weight, 1e-5).pow(2).sum().backward()
+    expected = registry.load_op("rms_norm").reference(x, weight, 1e-5)
+    upstream = torch.randn(2, 3, 8)
+    expected.backward(upstream)
+    output, saved = call.saving(x.detach(), weight.detach(), 1e-5)
+    torch.testing.assert_close(output, expected.detach())
+    own = call.backward([upstream], [x.detach(), weight.detach()], saved)
     torch.testing.assert_close(own, (x.grad, weight.grad))
+    with pytest.raises(CandidateError, match="backward: gave 2 gradients for 3 tensors"):
+        call.backward([upstream], [x.detach(), weight.detach(), x.detach()], ())
     missing = kernel.model_copy(update={"manifest": kernel.manifest.model_copy(update={"entry": "go"})})
     with pytest.raises(CandidateError, match="'go' is not exported; exported: backward, forward"):
         bound(missing, tmp_path)
