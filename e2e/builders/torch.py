@@ -7,7 +7,7 @@ import importlib.metadata
 import importlib.util
 import re
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -65,11 +65,7 @@ class TorchBuilder:
         backward = built.kernel.manifest.backward
         if backward in (None, BORROWED):
             return forward
-<<<<<<< HEAD
         return Saving(op, built, forward, _function(module, str(backward), built))
-=======
-        return _WithBackward(forward, _function(module, str(backward), built), built)
->>>>>>> formats
 
 
 @dataclass(frozen=True)
@@ -151,30 +147,4 @@ def _function(module: ModuleType, name: str, built: Built) -> Callable[..., Any]
     return found
 
 
-<<<<<<< HEAD
-=======
-class _WithBackward:
-    """A forward of the op, and the kernel's own backward of it: it saves nothing beyond the op's tensors."""
-
-    def __init__(self, forward: Callable[..., Any], backward: Callable[..., Any], built: Built) -> None:
-        self._forward, self._backward, self._built = forward, backward, built
-
-    def __call__(self, *args: Any) -> Any:
-        return self._forward(*args)
-
-    def saving(self, *args: Any) -> tuple[Any, tuple[Any, ...]]:
-        """What the op returns, and nothing."""
-        return self._forward(*args), ()
-
-    def backward(self, gradients: Sequence[Any], tensors: Sequence[Any], saved: Sequence[Any]) -> tuple[Any, ...]:
-        """A gradient for every tensor of the forward that is there."""
-        there = [tensor for tensor in tensors if tensor is not None]
-        found = outputs_of(self._backward(*[gradient.contiguous() for gradient in gradients], *there))
-        if len(found) != len(there):
-            raise bind_failed(self._built, f"backward: gave {len(found)} gradients for {len(there)} tensors")
-        given = iter(found)
-        return tuple(None if tensor is None else next(given) for tensor in tensors)
-
-
->>>>>>> formats
 PLUGIN = TorchBuilder()

@@ -86,14 +86,6 @@ class Manifest(Record):
         return self.binding in ("python", "module", "aten")
 
     @property
-<<<<<<< HEAD
-    def brings_gradients(self) -> bool:
-        """Whether a bound entry is differentiable as it is: Python, unless a backward is named for it."""
-        return self.is_python and self.backward is None
-
-    @property
-=======
->>>>>>> formats
     def takes_outputs(self) -> bool:
         """Whether the entry is handed its outputs, preallocated."""
         return self.outputs == "last" or (self.outputs is None and self.binding in ("tvm-ffi", "raw"))
