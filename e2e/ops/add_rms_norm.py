@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from e2e.ops._inputs import Draw
-from e2e.ops._sites import standing_in
+from e2e.ops._sites import names_in, standing_in
 from e2e.ops.rms_norm import RmsNorm
 from e2e.protocols import OpCall, Site
 
@@ -45,7 +45,7 @@ class AddRmsNorm:
         Their forward is written anew here, so the conformance check has to find that it gives the same bits.
         """
         return [
-            Site(fqn, module, norm.scalars, norm.incompatible)
+            Site(fqn, module, norm.scalars, norm.incompatible or _problem_of(module))
             for fqn, module in model.named_modules()
             if {name for name, _ in module.named_children()} == LAYER and (norm := _norm_of(module)) is not None
         ]
@@ -146,6 +146,12 @@ class AddRmsNorm:
 
 def _norm_of(layer: nn.Module) -> Site | None:
     return next((site for site in _NORM.find_sites(layer) if site.fqn == NORM), None)
+
+
+def _problem_of(layer: nn.Module) -> str | None:
+    """What Llama's forward does not use, and so the one that is written here does not: factors, other norms."""
+    also = sorted(name for name in names_in(layer) if name not in LAYER and hasattr(layer, name))
+    return f"its forward also uses {', '.join(also)}" if also else None
 
 
 def _torch_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Pair:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +31,23 @@ def test_layers_built_like_llamas_are_sites(family: str, dtype: torch.dtype, tmp
         assert all("its own forward is not add_rms_norm" in str(problem) for problem in found.values())
     else:
         assert found == dict.fromkeys(LAYERS if family in LIKE_LLAMA else [])
+
+
+def test_a_layer_that_weighs_its_sums_is_refused_in_words() -> None:
+    """In low precision a small factor is too little for the comparison of outputs to be sure of."""
+    model = copy.deepcopy(families.model_of("llama"))
+    layer: Any = model.get_submodule("model.layers.0")
+
+    class Weighing(type(layer)):  # type: ignore[misc]
+        residual_multiplier = 0.22
+
+        def forward(self, hidden_states: Tensor, **named: object) -> Tensor:
+            output: Tensor = super().forward(hidden_states, **named) * self.residual_multiplier
+            return output
+
+    layer.__class__ = Weighing
+    found = {site.fqn: site.incompatible for site in OP.find_sites(model)}
+    assert found == {LAYERS[0]: "its forward also uses forward, residual_multiplier", LAYERS[1]: None}
 
 
 def test_a_layer_of_the_same_children_that_does_something_else_is_found_out(tmp_path: Path) -> None:
