@@ -22,7 +22,7 @@ from e2e.numerics.conformance import LOUD, Outputs, Watch
 from e2e.numerics.kept import Kept
 from e2e.numerics.op_level import OpExaminer
 from e2e.patch import Patch, observed, sites_in
-from e2e.protocols import Op, Site
+from e2e.protocols import Op, OpCall, Site
 from e2e.schema.words import ReasonCode
 
 MODE_RATIO = 8.0
@@ -83,7 +83,7 @@ class Examiner(OpExaminer):
         if kept:
             first = kept[0]
             edges = [Captured(first.site, label, call) for label, call in self._op.edge_calls(first.call, seed)]
-            self._calls = [*kept, *edges]
+            self._calls = [*kept, _turned(first), *edges]
             save_calls(path, self._calls)
         rows = [self._site_row(site, problems.get(site.fqn), watch.dims.get(site.fqn, [])) for site in self._sites]
         return {"sites": rows, "captured": len(kept), "calls": len(self._calls)}
@@ -261,6 +261,14 @@ class Examiner(OpExaminer):
         function: Callable[..., Any] = self._op.reference
         Patch(self._op, sites_in(model, self.fit), lambda site: function)
         return model
+
+
+def _turned(item: Captured) -> Captured:
+    """A call of the same shapes with other values: an op that a step calls once would let a kernel answer by shape."""
+    first, *rest = item.call.tensors
+    return Captured(
+        item.site, "the same shape, values moved", OpCall((first.roll(1, 0).roll(1, -1), *rest), item.call.scalars)
+    )
 
 
 def _same_again(known: dict[str, Tensor], questions: list[Question], model: nn.Module) -> int:

@@ -30,7 +30,7 @@ class Embedding(InModules):
     schema = "(Tensor ids, Tensor weight) -> Tensor"
 
     def __init__(self) -> None:
-        self.alternatives: Mapping[str, Callable[..., Any]] = {"weight[ids]": _indexed}
+        self.alternatives: Mapping[str, Callable[..., Any]] = {}
 
     def find_sites(self, model: nn.Module) -> list[Site]:
         """Embedding modules of torch, and what derives from them."""
@@ -110,10 +110,6 @@ def _problem(module: nn.Embedding) -> str | None:
     if module.scale_grad_by_freq or module.sparse:
         return "its gradient is another (`scale_grad_by_freq` or `sparse`)"
     return None
-
-
-def _indexed(ids: Tensor, weight: Tensor) -> Tensor:
-    return weight[ids]
 
 
 def _as_if_contiguous(ids: Tensor) -> Tensor:

@@ -39,9 +39,12 @@ class LinearCrossEntropy:
     schema = "(Tensor hidden, Tensor weight, Tensor target, int ignore_index, str reduction) -> Tensor"
 
     def __init__(self) -> None:
-        self.alternatives: dict[str, Callable[..., Any]] = {"in_chunks": _in_chunks}
-        if hasattr(nn.functional, "linear_cross_entropy"):
-            self.alternatives |= {"F.linear_cross_entropy": _torch_linear_cross_entropy}
+        self.alternatives: dict[str, Callable[..., Any]] = {
+            "in_chunks": _in_chunks,
+            "F.linear_cross_entropy": _torch_linear_cross_entropy,
+        }
+        if not hasattr(nn.functional, "linear_cross_entropy"):
+            del self.alternatives["F.linear_cross_entropy"]
 
     def find_sites(self, model: nn.Module) -> list[Site]:
         """Causal language models whose head is one linear layer of theirs; it is called in steps that have labels."""

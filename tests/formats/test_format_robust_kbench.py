@@ -96,8 +96,6 @@ def test_an_extension_computes_and_differentiates_by_itself(tmp_path: Path) -> N
     torch.testing.assert_close(output, expected.detach())
     own = call.backward([upstream], [x.detach(), weight.detach()], saved)
     torch.testing.assert_close(own, (x.grad, weight.grad))
-    with pytest.raises(CandidateError, match="backward: gave 2 gradients for 3 tensors"):
-        call.backward([upstream], [x.detach(), weight.detach(), x.detach()], ())
     missing = kernel.model_copy(update={"manifest": kernel.manifest.model_copy(update={"entry": "go"})})
     with pytest.raises(CandidateError, match="'go' is not exported; exported: backward, forward"):
         bound(missing, tmp_path)

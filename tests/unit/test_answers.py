@@ -25,6 +25,7 @@ HONEST: dict[str, dict[str, Any]] = {
     "trace": {"steps": 3},
     "memory": {"steps": 8, "first_step_s": 0.1, "growth_bytes": -4096, "host_high_water_bytes": 2**30},
     "pause": {"pause_s": 0.001},
+    "opcheck": {"called": None, "faked": "strides differ"},
 }
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),

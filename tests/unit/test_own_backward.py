@@ -94,6 +94,15 @@ def test_the_kernels_own_backward_gives_the_references_gradients(source: str, tm
         torch.testing.assert_close(mine.grad, wanted.grad, rtol=1e-5, atol=1e-5)
 
 
+def test_a_backward_that_forgets_a_gradient_is_refused(tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "norm.py"
+    path.write_text(
+        PYTHON.replace("(g * n).mean(-1, keepdim=True)), (gradient", "(g * n).mean(-1, keepdim=True)) + (gradient")
+    )
+    with pytest.raises(CandidateError, match="backward: gave 1 gradients for 2 tensors"):
+        trainable(OP, bound(path, cache))(*inputs(), 1e-5).sum().backward()
+
+
 def test_a_forward_that_saves_gives_only_the_ops_output(cache: Path) -> None:
     kernel = bound(SHIPPED / "rmsnorm_train.cpp", cache)
     x, weight = inputs(needs_gradient=False)
