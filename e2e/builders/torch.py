@@ -7,7 +7,7 @@ import importlib.metadata
 import importlib.util
 import re
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -65,7 +65,7 @@ class TorchBuilder:
         backward = built.kernel.manifest.backward
         if backward in (None, "reference"):
             return forward
-        return _WithBackward(forward, _function(module, str(backward), built), built)
+        return _differentiable(forward, _function(module, str(backward), built), op, built)
 
 
 @dataclass(frozen=True)
@@ -147,27 +147,35 @@ def _function(module: ModuleType, name: str, built: Built) -> Callable[..., Any]
     return found
 
 
-class _WithBackward:
-    """A forward of the op, and the kernel's own backward of it: it saves nothing beyond the op's tensors."""
+def _differentiable(
+    forward: Callable[..., Any], backward: Callable[..., Any], op: Op, built: Built
+) -> Callable[..., Any]:
+    """Forward and backward of the kernel's own: backward(gradients of outputs, the op's tensors) -> their gradients."""
+    import torch
 
-    def __init__(self, forward: Callable[..., Any], backward: Callable[..., Any], built: Built) -> None:
-        self._forward, self._backward, self._built = forward, backward, built
+    count = len(op.tensor_names)
 
-    def __call__(self, *args: Any) -> Any:
-        return self._forward(*args)
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Any:
+            ctx.save_for_backward(*args[:count])
+            return forward(*args)
 
-    def saving(self, *args: Any) -> tuple[Any, tuple[Any, ...]]:
-        """What the op returns, and nothing."""
-        return self._forward(*args), ()
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            tensors = ctx.saved_tensors
+            there = [place for place, tensor in enumerate(tensors) if tensor is not None]
+            dense = [gradient.contiguous() for gradient in gradients]
+            found = outputs_of(backward(*dense, *[tensors[place] for place in there]))
+            if len(found) != len(there):
+                raise bind_failed(built, f"backward: gave {len(found)} gradients for {len(there)} tensors")
+            result: list[Any] = [None] * (count + len(op.scalar_names))
+            for place, gradient in zip(there, found, strict=True):
+                result[place] = gradient
+            return tuple(result)
 
-    def backward(self, gradients: Sequence[Any], tensors: Sequence[Any], saved: Sequence[Any]) -> tuple[Any, ...]:
-        """A gradient for every tensor of the forward that is there."""
-        there = [tensor for tensor in tensors if tensor is not None]
-        found = outputs_of(self._backward(*[gradient.contiguous() for gradient in gradients], *there))
-        if len(found) != len(there):
-            raise bind_failed(self._built, f"backward: gave {len(found)} gradients for {len(there)} tensors")
-        given = iter(found)
-        return tuple(None if tensor is None else next(given) for tensor in tensors)
+    function: Callable[..., Any] = Own.apply
+    return function
 
 
 PLUGIN = TorchBuilder()
