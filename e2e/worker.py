@@ -295,7 +295,7 @@ class Handlers:
         from e2e.numerics.exercise import gradients
 
         kernel = self.kernel if candidate else None
-        native = candidate and self.manifest.is_python and self.manifest.backward is None
+        native = candidate and self.manifest.brings_gradients
         return gradients(
             self.session,
             self.op,

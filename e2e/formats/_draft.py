@@ -127,6 +127,8 @@ class Draft:
             self._mistake("workspace", "not for Python, which allocates by itself")
         if suffix == ".cu" and manifest.device == "cpu":
             self._mistake("device", "a .cu file runs on cuda; name a C++ source .cpp")
+        if manifest.backward not in (None, "reference") and manifest.binding != "torch":
+            self._mistake("backward", "must be 'reference': a function of its own is called with `binding: torch` only")
         if not manifest.dtypes:
             self._mistake("dtypes", "must name at least one")
         entries = manifest.entry if isinstance(manifest.entry, dict) else {"": manifest.entry}

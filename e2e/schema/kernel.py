@@ -86,6 +86,11 @@ class Manifest(Record):
         return self.binding in ("python", "module", "aten")
 
     @property
+    def brings_gradients(self) -> bool:
+        """Whether a bound entry is differentiable as it is: Python, or with a backward of its own."""
+        return self.is_python if self.backward is None else self.backward != "reference"
+
+    @property
     def takes_outputs(self) -> bool:
         """Whether the entry is handed its outputs, preallocated."""
         return self.outputs == "last" or (self.outputs is None and self.binding in ("tvm-ffi", "raw"))

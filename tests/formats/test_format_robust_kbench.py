@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -33,6 +32,7 @@ def test_the_tasks_folder_says_the_op_and_the_parameters_its_arguments() -> None
         "cpu",
     )
     assert (manifest.entry, manifest.backward, manifest.args) == ("forward", "backward", ["x", "weight", "eps"])
+    assert manifest.brings_gradients
 
 
 def test_cuda_is_compiled_as_the_harness_does_and_that_is_said(tmp_path: Path) -> None:
@@ -41,13 +41,19 @@ def test_cuda_is_compiled_as_the_harness_does_and_that_is_said(tmp_path: Path) -
     )
     assert (kernel.manifest.device, kernel.manifest.flags) == ("cuda", ["--use_fast_math"])
     assert kernel.notes == ["compiled with fast maths, as robust-kbench does: --use_fast_math"]
-    assert kernel.manifest.backward is None
+    assert not kernel.manifest.brings_gradients
 
 
 def test_a_block_of_ours_comes_first(tmp_path: Path) -> None:
     block = "// /// e2e\n// op: rms_norm\n// entry: go\n// backward: back\n// ///\n"
     kernel = read_kernel(str(written(tmp_path, block, bindings='m.def("go", &go);')), op=None)
     assert (kernel.format, kernel.manifest.binding, kernel.manifest.backward) == ("block", "torch", "back")
+
+
+def test_a_backward_without_torch_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "k.cpp"
+    path.write_text("// /// e2e\n// op: rms_norm\n// entry: f\n// backward: g\n// ///\n")
+    assert "k.cpp:4: backward: must be 'reference'" in refusal(path)
 
 
 @pytest.mark.parametrize(
@@ -86,15 +92,13 @@ def test_an_extension_computes_and_differentiates_by_itself(tmp_path: Path) -> N
     import torch
 
     kernel = read_kernel(str(NORM), op=None)
-    call: Any = bound(kernel, tmp_path)
+    call = bound(kernel, tmp_path)
     check_norm(call)
     x, weight = torch.randn(2, 3, 8, requires_grad=True), torch.nn.Parameter(torch.randn(8))
-    expected = registry.load_op("rms_norm").reference(x, weight, 1e-5)
-    upstream = torch.randn(2, 3, 8)
-    expected.backward(upstream)
-    output, saved = call.saving(x.detach(), weight.detach(), 1e-5)
-    torch.testing.assert_close(output, expected.detach())
-    own = call.backward([upstream], [x.detach(), weight.detach()], saved)
+    call(x, weight, 1e-5).pow(2).sum().backward()
+    own = x.grad, weight.grad
+    x.grad = weight.grad = None
+    registry.load_op("rms_norm").reference(x, weight, 1e-5).pow(2).sum().backward()
     torch.testing.assert_close(own, (x.grad, weight.grad))
     missing = kernel.model_copy(update={"manifest": kernel.manifest.model_copy(update={"entry": "go"})})
     with pytest.raises(CandidateError, match="'go' is not exported; exported: backward, forward"):
