@@ -26,7 +26,6 @@ HONEST: dict[str, dict[str, Any]] = {
     "trace": {"steps": 3},
     "memory": {"steps": 8, "first_step_s": 0.1, "growth_bytes": -4096, "host_high_water_bytes": 2**30},
     "pause": {"pause_s": 0.001},
-    "opcheck": {"called": None, "faked": "strides differ"},
 }
 TEXTS = ("opcheck",)
 """Requests that are answered in words."""
