@@ -82,7 +82,7 @@ def _facts(report: CheckReport) -> list[tuple[str, str]]:
     repeats = [check.repeats for item in report.dtypes for check in item.inputs if check.repeats is not None]
     if repeats:
         same = "the same bits" if all(repeats) else f"other bits on {count(repeats.count(False), 'input')}"
-        facts.append(("called twice", same))
+        facts.append(("repeats", same))
     return facts
 
 
