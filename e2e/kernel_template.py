@@ -6,6 +6,8 @@ share the loops. For Triton a file per op holds everything below the block.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from string import Template
@@ -42,6 +44,8 @@ _PARAMETERS = {
     "bool": "bool",
 }
 """What tvm-ffi hands over for each kind of argument."""
+_TYPES = re.compile(r"^//! (?P<type>\w+): (?P<names>.+)\n", re.MULTILINE)
+"""A line of a template on tensors whose elements have a type of their own: `//! int64_t: ids`."""
 
 
 def templates(language: Language) -> list[str]:
@@ -82,9 +86,11 @@ def kernel_text(op: str, language: Language, *, name: str) -> str:
     assert signature is not None, f"{op} states its schema as a literal"
     suffix = "triton" if language is Language.TRITON else language.value
     fields = {"op": op, "file": name, "inline": _INLINE[language]}
-    fields["maths"] = _filled(f"{op}{_MATHS[language]}", fields)
+    maths = _filled(f"{op}{_MATHS[language]}", fields)
+    fields["maths"] = _TYPES.sub("", maths)
     if language is not Language.TRITON:
-        fields |= {"array": _filled("array.h", fields), **_binding(signature, _DTYPES[language])}
+        own = {name: found["type"] for found in _TYPES.finditer(maths) for name in found["names"].split(", ")}
+        fields |= {"array": _filled("array.h", fields), **_binding(signature, _DTYPES[language], own)}
     return _filled(f"frame.{suffix}", fields).rstrip() + "\n"
 
 
@@ -92,23 +98,32 @@ def _filled(name: str, fields: dict[str, str]) -> str:
     return Template((TEMPLATES / name).read_text(encoding="utf-8")).substitute(fields)
 
 
-def _binding(signature: Signature, dtypes: dict[str, str]) -> dict[str, str]:
-    """The op's arguments and outputs as the entry receives them, and as the loops do."""
+def _binding(signature: Signature, dtypes: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """The op's arguments and outputs as the entry receives them, and as the loops do.
+
+    `own`: element types of tensors that do not have the call's dtype.
+    """
     count = signature.outputs
     outs = [Argument("Tensor", "out" if count == 1 else f"out{place}") for place in range(count)]
     arguments = [*signature.arguments, *outs]
     tensors = [argument for argument in arguments if argument.kind.startswith("Tensor")]
+    real = [argument for argument in tensors if argument.name not in own]
 
-    def handed_on(kind: str) -> str:
-        return ", ".join(f"array<{kind}>({item.name})" if item in tensors else item.name for item in arguments)
+    def typed(item: Argument) -> str:
+        return f"Array<{own.get(item.name, 'T')}>" if item in tensors else _PARAMETERS[item.kind]
 
+    def handed_on(dtype: str) -> str:
+        return ", ".join(
+            f"array<{own.get(item.name, dtype)}>({item.name})" if item in tensors else item.name for item in arguments
+        )
+
+    is_one = [f"has({item.name}, dtype)" for item in real]
+    is_one += [f"has({item.name}, DLDataType{{kDLInt, 64, 1}})" for item in tensors if own.get(item.name) == "int64_t"]
     return {
         "parameters": ", ".join(f"{_PARAMETERS[item.kind]} {item.name}" for item in arguments),
-        "array_parameters": ", ".join(
-            f"{'Array<T>' if item in tensors else _PARAMETERS[item.kind]} {item.name}" for item in arguments
-        ),
+        "array_parameters": ", ".join(f"{typed(item)} {item.name}" for item in arguments),
         "names": ", ".join(item.name for item in arguments),
-        "first": arguments[0].name,
-        "one_dtype": " && ".join(f"has({item.name}, dtype)" for item in tensors),
+        "first": real[0].name,
+        "one_dtype": " && ".join(is_one),
         **{dtype: handed_on(kind) for dtype, kind in dtypes.items()},
     }

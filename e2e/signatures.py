@@ -30,6 +30,7 @@ class Signature:
     schema: str
     """As in `Op.schema`."""
     alternatives: tuple[str, ...]
+    """Also those that only some versions of PyTorch have."""
 
     @property
     def arguments(self) -> list[Argument]:
@@ -59,11 +60,11 @@ def signature_of(op: str) -> Signature | None:
     if place and name not in _defined(module):
         raise UsageError(f"op {path}: there is no {name!r} in it; it has: {', '.join(_defined(module)) or 'nothing'}")
     found = _Literals(path, module)
-    schema, alternatives = found.stated(name, "schema"), found.stated(name, "alternatives")
-    if not isinstance(schema, ast.Constant) or not isinstance(schema.value, str):
+    schemas = [item.value for item in found.stated(name, "schema") if isinstance(item, ast.Constant)]
+    keys = [key for item in found.stated(name, "alternatives") if isinstance(item, ast.Dict) for key in item.keys]
+    if not schemas or not isinstance(schemas[-1], str):
         return None
-    keys = alternatives.keys if isinstance(alternatives, ast.Dict) else []
-    return Signature(schema.value, tuple(str(key.value) for key in keys if isinstance(key, ast.Constant)))
+    return Signature(schemas[-1], tuple(str(key.value) for key in keys if isinstance(key, ast.Constant)))
 
 
 def _parsed(path: Path) -> ast.Module:
@@ -95,32 +96,32 @@ class _Literals:
     def __init__(self, path: Path, module: ast.Module) -> None:
         self._path, self._module = path, module
 
-    def stated(self, class_name: str, name: str) -> ast.expr | None:
-        """The value that the class gives the name last, else the first of its bases that gives one."""
+    def stated(self, class_name: str, name: str) -> list[ast.expr]:
+        """The values that the class gives the name, or the first of its bases that gives one."""
         for node in self._module.body:
             if isinstance(node, ast.ClassDef) and node.name == class_name:
                 own = [value for target, value in _literals(node) if target in (name, f"self.{name}")]
                 bases = (self.stated(ast.unparse(base), name) for base in node.bases)
-                return own[-1] if own else next((value for value in bases if value is not None), None)
+                return own or next((values for values in bases if values), [])
             if isinstance(node, ast.ImportFrom) and any(item.name == class_name for item in node.names):
                 return self._imported(node.module or "", class_name, name)
-        return None
+        return []
 
-    def _imported(self, module: str, class_name: str, name: str) -> ast.expr | None:
+    def _imported(self, module: str, class_name: str, name: str) -> list[ast.expr]:
         """From another file of this package; what others wrote is not followed."""
         package, *parts = module.split(".")
         path = registry.ROOT.joinpath(*parts).with_suffix(".py")
         if package != _PACKAGE or not path.is_file():
-            return None
+            return []
         return _Literals(path, _parsed(path)).stated(class_name, name)
 
 
 def _literals(node: ast.ClassDef) -> list[tuple[str, ast.expr]]:
-    """Every `name = value` and `self.name = value` in a class whose value is a text or a mapping."""
+    """Every `name = value`, `self.name = value` and `|=` in a class whose value is a text or a mapping."""
     found = []
     for item in ast.walk(node):
         if isinstance(item, ast.Assign):
             found += [(ast.unparse(target), item.value) for target in item.targets]
-        elif isinstance(item, ast.AnnAssign) and item.value is not None:
+        elif isinstance(item, ast.AnnAssign | ast.AugAssign) and item.value is not None:
             found.append((ast.unparse(item.target), item.value))
     return [(target, value) for target, value in found if isinstance(value, ast.Constant | ast.Dict)]

@@ -82,7 +82,7 @@ class OpExaminer:
             "label": item.label,
             "shape": " x ".join(map(str, x.shape)),
             "stride": str(tuple(x.stride())),
-            "dtype": self._op.dims(item.call)["dtype"],
+            "dtype": str(self._op.dims(item.call)["dtype"]),  # x may be whole numbers
         }
 
     def mutants(self, *, ratio: float) -> list[dict[str, Any]]:

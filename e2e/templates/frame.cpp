@@ -52,7 +52,7 @@ void run($array_parameters) {
 
 void $op($parameters) {
   const DLDataType dtype = $first.dtype();
-  if (!($one_dtype)) TVM_FFI_THROW(TypeError) << "$op: all tensors must share one dtype";
+  if (!($one_dtype)) TVM_FFI_THROW(TypeError) << "$op: all tensors must share one dtype, and whole numbers be int64";
   if (dtype == DLDataType{kDLFloat, 32, 1}) {
     run<float>($float32);
   } else if (dtype == DLDataType{kDLFloat, 16, 1}) {

@@ -47,7 +47,7 @@ void run(cudaStream_t stream, $array_parameters) {
 
 void $op($parameters) {
   const DLDataType dtype = $first.dtype();
-  if (!($one_dtype)) TVM_FFI_THROW(TypeError) << "$op: all tensors must share one dtype";
+  if (!($one_dtype)) TVM_FFI_THROW(TypeError) << "$op: all tensors must share one dtype, and whole numbers be int64";
   // The stream that torch works on, not the default one, which would not wait for it.
   const tvm::ffi::CUDADeviceGuard guard($first.device().device_id);
   const auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, $first.device().device_id));

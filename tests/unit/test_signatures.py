@@ -18,7 +18,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "swiglu_mlp.py"
 def test_what_the_file_says_is_what_the_op_has(name: str) -> None:
     op, signature = registry.load_op(name), signature_of(name)
     assert signature is not None, "state `schema` as a literal"
-    assert (op.schema, tuple(op.alternatives)) == (signature.schema, signature.alternatives)
+    assert op.schema == signature.schema
+    assert set(op.alternatives) <= set(signature.alternatives), "state every name as a literal"
     if name != "module":
         assert [*op.tensor_names, *op.scalar_names] == [argument.name for argument in signature.arguments]
 
