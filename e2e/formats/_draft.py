@@ -20,6 +20,8 @@ from e2e.yaml_lines import explain, printable
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _NAMES = ("op", "entry", "binding")
 """Fields that the source can fill in."""
+_FORWARD_ONLY = ("raw", "module", "aten")
+"""Bindings that know one entry; modules and ATen's operators bring their gradients by themselves."""
 _BORROWED = (None, "reference")
 """Backwards that need no function in the source."""
 
@@ -121,14 +123,12 @@ class Draft:
         if manifest.launch is not None and manifest.binding != "raw":
             self._mistake("launch", f"only for `binding: raw`; {manifest.binding} launches by itself")
         own = {"saves": manifest.saves, "workspace": manifest.workspace, "backward": manifest.backward not in _BORROWED}
-        for field in (field for field, stated in own.items() if stated and manifest.binding == "raw"):
-            self._mistake(field, "not for `binding: raw`; bind by tvm-ffi, or borrow: `backward: reference`")
+        for field in (field for field, stated in own.items() if stated and manifest.binding in _FORWARD_ONLY):
+            self._mistake(field, f"not for `binding: {manifest.binding}`, which hands over one entry's arguments only")
         if manifest.binding == "python" and manifest.workspace:
             self._mistake("workspace", "not for Python, which allocates by itself")
         if suffix == ".cu" and manifest.device == "cpu":
             self._mistake("device", "a .cu file runs on cuda; name a C++ source .cpp")
-        if manifest.backward not in (None, "reference") and manifest.binding != "torch":
-            self._mistake("backward", "must be 'reference': a function of its own is called with `binding: torch` only")
         if not manifest.dtypes:
             self._mistake("dtypes", "must name at least one")
         entries = manifest.entry if isinstance(manifest.entry, dict) else {"": manifest.entry}

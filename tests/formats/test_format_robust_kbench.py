@@ -50,12 +50,6 @@ def test_a_block_of_ours_comes_first(tmp_path: Path) -> None:
     assert (kernel.format, kernel.manifest.binding, kernel.manifest.backward) == ("block", "torch", "back")
 
 
-def test_a_backward_without_torch_is_refused_with_its_line(tmp_path: Path) -> None:
-    path = tmp_path / "k.cpp"
-    path.write_text("// /// e2e\n// op: rms_norm\n// entry: f\n// backward: g\n// ///\n")
-    assert "k.cpp:4: backward: must be 'reference'" in refusal(path)
-
-
 @pytest.mark.parametrize(
     ("text", "bindings", "said"),
     [
