@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -167,7 +168,8 @@ def test_two_runs_at_once_always_find_whole_files(tmp_path: Path) -> None:
             mine = Kept(tmp_path, [])
             seen.append(mine.tensors("logits", [], Counted(), believe)["x"])
             for path in files(tmp_path):
-                assert load(path.read_bytes())["x"].shape == (4, 2)
+                with contextlib.suppress(FileNotFoundError):  # the other run has just thrown it away
+                    assert load(path.read_bytes())["x"].shape == (4, 2)
             mine.tensors("logits", [], Counted(), disbelieve)
 
     threads = [threading.Thread(target=run) for _ in range(2)]
