@@ -14,12 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch import library as lib
 
+from e2e import registry
 from e2e.arm_names import ArmName
-from e2e.binding import registered
+from e2e.binding import registered, sparing
+from e2e.errors import CandidateError
 from e2e.measure.fingerprint import Ring
 from e2e.measure.pause import Pause
 from e2e.patch import Patch, copy_sharing_weights, observed, sites_in
-from e2e.protocols import Op, OpCall, Site, outputs_of
+from e2e.protocols import Built, Op, OpCall, Site, outputs_of
 from e2e.schema.words import Mode, Role
 from e2e.units import Seconds
 
@@ -35,6 +37,25 @@ class Bound:
 
     call: Callable[..., Any]
     sha256: str
+    writes: frozenset[int] = frozenset()
+    """Places of the arguments that it writes to."""
+
+
+def bound_to(built: Built, op: Op, dtype: str) -> Bound:
+    """The built kernel, loaded into this process.
+
+    Raises:
+        CandidateError: `bind_failed` or `dtype_not_supported`.
+    """
+    kernel = built.kernel
+    unknown = [name for name in kernel.manifest.mutates if name not in op.tensor_names]
+    if unknown:
+        known = ", ".join(op.tensor_names)
+        raise CandidateError(
+            f"{kernel.shown}: mutates: {op.name} has no tensor {unknown[0]!r}; it has: {known}", code="bind_failed"
+        )
+    call = registry.load("builders", built.builder).bind(built, op, dtype)
+    return Bound(call, kernel.sha256, frozenset(op.tensor_names.index(name) for name in kernel.manifest.mutates))
 
 
 @dataclass(frozen=True)
@@ -320,7 +341,8 @@ class Arena:
             return kernel.call
         if kernel.sha256 not in self._registered:
             device = self._session.device.partition(":")[0]
-            self._registered[kernel.sha256] = registered(self._op, kernel.call, sha256=kernel.sha256, device=device)
+            call = sparing(kernel.call, kernel.writes)
+            self._registered[kernel.sha256] = registered(self._op, call, sha256=kernel.sha256, device=device)
         function: Callable[..., Any] = self._registered[kernel.sha256]
         return function
 

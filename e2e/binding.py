@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,19 @@ def registered(op: Op, kernel: Callable[..., Any], *, sha256: str, device: str) 
 
 
 _KEPT: list[lib.Library] = []
+
+
+def sparing(kernel: Callable[..., Any], places: Collection[int]) -> Callable[..., Any]:
+    """The kernel on copies of the arguments that it writes to: a compiler may count on an op's inputs staying."""
+    if not places:
+        return kernel
+
+    def call(*args: Any) -> Any:
+        return kernel(
+            *(item.clone() if place in places and item is not None else item for place, item in enumerate(args))
+        )
+
+    return call
 
 
 def trainable(op: Op, kernel: Callable[..., Any], *, borrowed: bool = False) -> Callable[..., Any]:

@@ -218,21 +218,18 @@ class Handlers:
 
     def do_bind(self, *, built: dict[str, Any], fqns: list[str], adopted: dict[str, Any]) -> dict[str, Any]:
         """Load the candidate, and kernels adopted earlier that it must beat. A clean worker refuses."""
-        from e2e import registry
+        from e2e.arms import bound_to
         from e2e.protocols import Built
 
         if self._clean:
             raise E2EError("a clean worker never loads a candidate")
         record = Built.model_validate(built)
         self.manifest = record.kernel.manifest
-        self.sha256 = record.kernel.sha256
-        builder = registry.load("builders", record.builder)
-        self.kernel = builder.bind(record, self.op, self.dtype)
-        self.adopted = {}
-        for name, fields in adopted.items():
-            other = Built.model_validate(fields)
-            bound = registry.load("builders", other.builder).bind(other, self.op, self.dtype)
-            self.adopted[name] = (bound, other.kernel.sha256)
+        self.bound = bound_to(record, self.op, self.dtype)
+        self.kernel, self.sha256 = self.bound.call, self.bound.sha256
+        self.adopted = {
+            name: bound_to(Built.model_validate(fields), self.op, self.dtype) for name, fields in adopted.items()
+        }
         wanted = set(fqns)
         self.patched = [site for site in self.sites if site.fqn in wanted]
         return {}
@@ -247,15 +244,18 @@ class Handlers:
             inputs=Path(inputs),
             outputs=Path(outputs),
             constraints=self.manifest.constraints,
+            writes=self.bound.writes,
             device=self.device,
         )
         return {"remarks": remarks}
 
     def do_opcheck(self, *, inputs: str) -> dict[str, Any]:
         """See op_level.torch_problems."""
+        from e2e.binding import sparing
         from e2e.numerics.op_level import torch_problems
 
-        return torch_problems(self.op, self.kernel, inputs=Path(inputs), sha256=self.sha256, device=self.device)
+        kernel = sparing(self.kernel, self.bound.writes)
+        return torch_problems(self.op, kernel, inputs=Path(inputs), sha256=self.sha256, device=self.device)
 
     def do_op_gradients(self, *, inputs: str, path: str) -> None:
         """See op_level.save_gradients."""
@@ -291,10 +291,11 @@ class Handlers:
 
     def do_gradients(self, *, path: str, candidate: bool) -> dict[str, Any]:
         """See exercise.gradients."""
+        from e2e.binding import sparing
         from e2e.builders._calls import BORROWED
         from e2e.numerics.exercise import gradients
 
-        kernel = self.kernel if candidate else None
+        kernel = sparing(self.kernel, self.bound.writes) if candidate else None
         native = candidate and self.manifest.brings_gradients
         return gradients(
             self.session,
@@ -329,7 +330,7 @@ class Handlers:
         """
         import torch
 
-        from e2e.arms import Arena, Bound, Candidate
+        from e2e.arms import Arena, Candidate
 
         torch.set_num_threads(self.threads)
         candidate = None
@@ -337,9 +338,8 @@ class Handlers:
         fit = set(fqns)
         usable = [site for site in self.sites if site.fqn in fit]
         if not self._clean:
-            bound = Bound(self.kernel, self.sha256)
-            candidate = Candidate(bound, frozenset(site.fqn for site in self.patched))
-            adopted = {name: Bound(kernel, sha256) for name, (kernel, sha256) in self.adopted.items()}
+            candidate = Candidate(self.bound, frozenset(site.fqn for site in self.patched))
+            adopted = self.adopted
         transfer = "transfer" in self.include and self.device != "cpu"
         self.arena = Arena(self.session, self.op, usable, candidate, adopted=adopted, transfer=transfer)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,9 +26,18 @@ from e2e.schema.evidence import TYPICAL
 
 
 def run_calls(
-    op: Op, kernel: Callable[..., Any], *, inputs: Path, outputs: Path, constraints: list[str], device: str
+    op: Op,
+    kernel: Callable[..., Any],
+    *,
+    inputs: Path,
+    outputs: Path,
+    constraints: list[str],
+    device: str,
+    writes: Collection[int] = (),
 ) -> list[dict[str, Any]]:
     """The kernel on every saved call; outputs go to a file, remarks about each call come back.
+
+    `writes`: places of the tensors that the kernel declares to write to.
 
     Fresh memory is poisoned with NaN, so that an output left unwritten shows. The input in hand is named in a file
     beside `outputs`, for whoever finds this process dead.
@@ -46,7 +55,7 @@ def run_calls(
                 remarks.append({"declined": why})
                 continue
             try:
-                remark, values = _one(op, kernel, item.call)
+                remark, values = _one(op, kernel, item.call, writes)
             except LOUD as error:
                 if item.label in TYPICAL:
                     raise
@@ -62,7 +71,9 @@ def run_calls(
     return remarks
 
 
-def _one(op: Op, kernel: Callable[..., Any], call: OpCall) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
+def _one(
+    op: Op, kernel: Callable[..., Any], call: OpCall, writes: Collection[int]
+) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
     """What is remarkable about one call, and its outputs; none where they are not what the op returns."""
     given = clone_call(call)
     returned = kernel(*given.tensors, *given.scalars)
@@ -74,8 +85,13 @@ def _one(op: Op, kernel: Callable[..., Any], call: OpCall) -> tuple[dict[str, An
         wanted = "a tensor" if len(expected) == 1 else f"{len(expected)} tensors"
         return {"problem": f"it returned {kinds or 'nothing'}, not {wanted}"}, ()
     first = tuple(output.clone() for output in outputs)
-    again = outputs_of(kernel(*given.tensors, *given.scalars))
-    pairs = [pair for pair in zip(given.tensors, call.tensors, strict=True) if pair[0] is not None]
+    second = clone_call(call) if writes else given
+    again = outputs_of(kernel(*second.tensors, *second.scalars))
+    pairs = [
+        pair
+        for place, pair in enumerate(zip(given.tensors, call.tensors, strict=True))
+        if pair[0] is not None and place not in writes
+    ]
     inputs = [mine for mine, _ in pairs]
     strides = [
         str(tuple(output.stride()))

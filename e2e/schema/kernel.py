@@ -71,6 +71,9 @@ class Manifest(Record):
     """Whether the entry returns its outputs or takes them last, preallocated; None is the binding's own way."""
     ranks: dict[str, int] = {}
     """Dimensions that the entry takes of a tensor; leading ones are folded into its first, and unfolded in outputs."""
+    mutates: list[str] = []
+    """Tensors of the op that the entry may write to, and whose memory its outputs may share. What a model needs of them
+    afterwards is for the model check to say."""
     constraints: list[str] = []
     """Comparisons over named dimensions and `dtype`; excluded calls run the baseline op."""
     launch: Launch | None = None

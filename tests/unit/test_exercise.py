@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from e2e import registry
+from e2e.binding import sparing
 from e2e.errors import CandidateError
 from e2e.numerics.captures import Captured, save_calls
 from e2e.numerics.exercise import engage, gradients, isolated, model_logits, plumbing, run_calls
@@ -332,3 +333,27 @@ def test_a_gradient_that_is_not_finite_is_caught_and_can_be_stored(
     assert (row["status"], row["code"]) == ("wrong", ReasonCode.NONFINITE_OUTPUT)
     assert row["worst_parameter"] is not None
     assert row["worst_error_candidate"] is None
+
+
+# ---- Declared writes
+
+
+def in_place(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x.copy_(OP.reference(x, weight, eps))
+
+
+def test_what_a_kernel_declares_to_write_to_may_change_and_be_its_output(inputs: Path, tmp_path: Path) -> None:
+    remarks, silent, outputs = [], [], tmp_path / "outputs"
+    for writes, found in (((0,), remarks), ((), silent)):
+        found += run_calls(OP, in_place, inputs=inputs, outputs=outputs, constraints=[], device="cpu", writes=writes)
+    assert all(
+        (remark["inputs_changed"], remark["aliased"], remark["repeats"]) == (False, False, True) for remark in remarks
+    )
+    assert all(remark["inputs_changed"] and remark["aliased"] for remark in silent)
+
+
+def test_a_compiler_never_sees_a_declared_write() -> None:
+    x, weight = torch.randn(2, 8), torch.ones(8)
+    before = x.clone()
+    assert not torch.equal(sparing(in_place, {0})(x, weight, 1e-6), before)
+    assert torch.equal(x, before)
