@@ -22,7 +22,7 @@ from e2e.numerics.conformance import LOUD, Outputs, Watch
 from e2e.numerics.kept import Kept
 from e2e.numerics.op_level import OpExaminer
 from e2e.patch import Patch, observed, sites_in
-from e2e.protocols import Op, OpCall, Site
+from e2e.protocols import Op, Site
 from e2e.schema.words import ReasonCode
 
 MODE_RATIO = 8.0
@@ -265,10 +265,9 @@ class Examiner(OpExaminer):
 
 def _turned(item: Captured) -> Captured:
     """A call of the same shapes with other values: an op that a step calls once would let a kernel answer by shape."""
-    first, *rest = item.call.tensors
-    return Captured(
-        item.site, "the same shape, values moved", OpCall((first.roll(1, 0).roll(1, -1), *rest), item.call.scalars)
-    )
+    moved = clone_call(item.call)  # its strides too
+    moved.tensors[0].copy_(item.call.tensors[0].roll(1, 0).roll(1, -1))
+    return Captured(item.site, "the same shape, values moved", moved)
 
 
 def _same_again(known: dict[str, Tensor], questions: list[Question], model: nn.Module) -> int:

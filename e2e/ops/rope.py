@@ -20,6 +20,8 @@ Pair = tuple[Tensor, Tensor]
 class Rope:
     """Each half of a head's first r channels turns against the other: x cos + (-x2, x1) sin; the rest stays.
 
+    Both halves of cos and sin are the same angles: a kernel may read one of them only.
+
     Shapes:
         q (B, H, S, D), k (B, KV, S, D), cos and sin (B, S, R) with R <= D -> q (B, H, S, D), k (B, KV, S, D).
 
@@ -96,7 +98,7 @@ class Rope:
         return OpCall((next(heads), next(heads), *_angles(draw, 2, 64, 64, first=0)), ())
 
     def edge_calls(self, call: OpCall, seed: int) -> Iterable[tuple[str, OpCall]]:
-        """One position, odd lengths, positions far out, rows at other positions, halves that differ, other layouts."""
+        """One position, odd lengths, positions far out, rows at other positions, other layouts."""
         q, k, cos, _ = call.tensors
         (_, heads, _, size), kv_heads, turning = q.shape, k.shape[1], cos.shape[-1]
         draw = Draw(seed, q)
@@ -115,8 +117,6 @@ class Rope:
         far, near = angles(1, 5, 100), angles(1, 5, 0)
         rows = tuple(torch.cat(pair) for pair in zip(near, far, strict=True))
         yield "rows at other positions", OpCall((*heads_of(2, 5), *rows), ())
-        free = (draw.made(draw.normal(1, 6, turning)) for _ in range(2))
-        yield "cosines of any value", OpCall((*heads_of(1, 6), *free), ())
         contiguous = tuple(item.contiguous() for item in heads_of(2, 4))
         yield "heads before positions in memory", OpCall((*contiguous, *angles(2, 4, 3)), ())
 
@@ -140,7 +140,6 @@ class Rope:
             "interleaved": wrong(self._interleaved),
             "one position late": wrong(lambda q, k, cos, sin: exact(q, k, _late(cos), _late(sin))),
             "the first row's angles for all": wrong(lambda q, k, cos, sin: exact(q, k, _first(cos), _first(sin))),
-            "the second half's angles ignored": wrong(lambda q, k, cos, sin: exact(q, k, _halved(cos), _halved(sin))),
             "last position dropped": wrong(lambda q, k, cos, sin: _but_last(exact(q, k, cos, sin))),
         }
 
@@ -168,11 +167,6 @@ def _late(angles: Tensor) -> Tensor:
 
 def _first(angles: Tensor) -> Tensor:
     return angles[:1].expand_as(angles)
-
-
-def _halved(angles: Tensor) -> Tensor:
-    half = angles.shape[-1] // 2
-    return torch.cat([angles[..., :half], angles[..., :half]], -1)
 
 
 def _but_last(pair: Pair) -> Pair:
