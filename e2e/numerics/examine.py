@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from e2e.errors import UsageError
 from e2e.measure.fingerprint import checksum
-from e2e.numerics.captures import Captured, read_outputs, save_calls, select
+from e2e.numerics.captures import Captured, clone_call, read_outputs, save_calls, select
 from e2e.numerics.compare import distance_of, error_of, floor_of
 from e2e.numerics.conformance import LOUD, Outputs, Watch
 from e2e.numerics.kept import Kept
