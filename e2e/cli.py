@@ -389,6 +389,10 @@ def run(arguments: Sequence[str]) -> int:
 def main() -> NoReturn:
     """The command `e2e`. SIGTERM, which CI sends at a time limit, does what Ctrl-C does."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if sys.stdout is None:  # closed by the caller, who wants the exit code only
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  for the life of the process
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a path is no reason to fail, whatever the locale
@@ -422,8 +426,6 @@ def _emit(text: str) -> None:
     Raises:
         EnvironmentFault: stdout cannot be written, so the caller would miss the outcome.
     """
-    if sys.stdout is None:
-        return
     try:
         sys.stdout.write(text)
         sys.stdout.flush()

@@ -57,7 +57,7 @@ def load(place: Place, sha256: str | None) -> Any:
         module = _module(place, f"e2e_op_{found[:16]}")
         made = getattr(module, place.attribute, None)
         op = made() if isinstance(made, type) else made
-    except Exception as error:  # re-raised as the caller's: it is their code, which may raise anything
+    except (Exception, SystemExit) as error:  # re-raised as the caller's: it is their code, which may raise anything
         raise UsageError(f"op {_where(place, error)}: {type(error).__name__}: {error}") from error
     if op is None:
         classes = [name for name, item in vars(module).items() if getattr(item, "__module__", "") == module.__name__]
@@ -94,7 +94,7 @@ def _module(place: Place, name: str) -> ModuleType:
     return module
 
 
-def _where(place: Place, error: Exception) -> str:
+def _where(place: Place, error: BaseException) -> str:
     """The file, with the last of its own lines on the way to the error."""
     if isinstance(error, SyntaxError) and error.lineno is not None:
         return f"{place.file}:{error.lineno}"

@@ -112,6 +112,9 @@ def outputs_of(value: Any) -> tuple[Any, ...]:
 class Op(Protocol):
     """The operation that is replaced (worker side; one file in `e2e/ops/`).
 
+    One method is optional: `variants(dtype, device, seed)` gives named calls of other widths and scalars than the
+    example's, for checks without a workload; in a model its sites fix both.
+
     A *call* is the op's tensors, then its scalars, in the order of their names. What a call returns is one tensor, or
     a tuple of them where `schema` says so.
     """

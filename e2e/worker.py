@@ -219,6 +219,8 @@ class Handlers:
     def do_bind(self, *, built: dict[str, Any], fqns: list[str], adopted: dict[str, Any]) -> dict[str, Any]:
         """Load the candidate, and kernels adopted earlier that it must beat. A clean worker refuses."""
         from e2e.arms import bound_to
+        from e2e.errors import CandidateError
+        from e2e.ops._sites import InModules
         from e2e.protocols import Built
 
         if self._clean:
@@ -227,6 +229,10 @@ class Handlers:
         self.manifest = record.kernel.manifest
         self.bound = bound_to(record, self.op, self.dtype)
         self.kernel, self.sha256 = self.bound.call, self.bound.sha256
+        if isinstance(self.op, InModules) and self.bound.writes - {0}:
+            weight = self.op.tensor_names[max(self.bound.writes)]
+            message = f"{record.kernel.shown}: mutates: {weight!r} is the model's own parameter, which later steps need"
+            raise CandidateError(message, code="bind_failed")
         self.adopted = {
             name: bound_to(Built.model_validate(fields), self.op, self.dtype) for name, fields in adopted.items()
         }

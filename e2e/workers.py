@@ -30,6 +30,10 @@ _KINDS = {
 }
 
 
+OVERLOAD = 8.0
+"""Processes per core that want to run, beyond which a time limit says nothing of a kernel."""
+
+
 class CandidateFault(E2EError):
     """The candidate ended a part of the run; carries what becomes a reason."""
 
@@ -147,8 +151,14 @@ class Workers:
         except WorkerFault as fault:
             raise self.blame(fault, stage=stage, worker=worker) from fault
 
-    def blame(self, fault: WorkerFault, *, stage: Stage, worker: Worker) -> CandidateFault:
-        """The fault as the candidate's."""
+    def blame(self, fault: WorkerFault, *, stage: Stage, worker: Worker) -> E2EError:
+        """The fault as the candidate's; as the machine's, where time ran out and far too many processes want it."""
+        if fault.kind == "timed_out" and os.getloadavg()[0] > OVERLOAD * (os.cpu_count() or 1):
+            worker.close()
+            return EnvironmentFault(
+                f"{fault.message}, but this machine is overloaded ({os.getloadavg()[0]:.0f} processes want its "
+                f"{os.cpu_count()} cores): nothing can be said of the kernel; run again when it is quiet"
+            )
         code = accusation(fault.reason) or _KINDS[fault.kind]
         said = worker.output(600)
         message = fault.message + (f"; it printed: {said}" if said and fault.kind != "raised" else "")

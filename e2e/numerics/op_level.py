@@ -35,7 +35,12 @@ class OpExaminer:
             UsageError: the op has no calls apart from a model's.
         """
         call = self._op.example(dtype, self._device, seed)
-        self._calls = [Captured(self._op.name, EXAMPLE, call)]
+        # other values of everything, weights too, in the same shapes: nothing remembered by shape may pass
+        again = self._op.example(dtype, self._device, seed + 1)
+        self._calls = [Captured(self._op.name, EXAMPLE, call), Captured(self._op.name, "another example", again)]
+        more = getattr(self._op, "variants", None)
+        for label, variant in more(dtype, self._device, seed) if more is not None else ():
+            self._calls.append(Captured(self._op.name, label, variant))
         self._calls += [Captured(self._op.name, label, edge) for label, edge in self._op.edge_calls(call, seed)]
         save_calls(path, self._calls)
         return {"calls": len(self._calls)}

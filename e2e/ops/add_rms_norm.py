@@ -96,6 +96,11 @@ class AddRmsNorm:
         norm = _NORM.example(dtype, device, seed)
         return self._with_residual(norm, Draw.of(dtype, device, seed + 1))
 
+    def variants(self, dtype: str, device: str, seed: int) -> Iterable[tuple[str, OpCall]]:
+        """The norm's, each with a residual."""
+        for label, norm in _NORM.variants(dtype, device, seed):
+            yield label, self._with_residual(norm, Draw.of(dtype, device, seed + 1))
+
     def edge_calls(self, call: OpCall, seed: int) -> Iterable[tuple[str, OpCall]]:
         """Those of the norm, each with a residual; a residual that outweighs, and one that cancels."""
         x, _, weight = call.tensors

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -51,6 +51,14 @@ class Gelu(Activation):
         """What a projection leaves."""
         draw = Draw.of(dtype, device, seed)
         return OpCall((draw.made(draw.normal(4, 64, 1024) * 2),), (False,))
+
+    def variants(self, dtype: str, device: str, seed: int) -> Iterable[tuple[str, OpCall]]:
+        """The other form; at a site there is one of them."""
+        example = self.example(dtype, device, seed)
+        yield "by tanh", OpCall(example.tensors, (True,))
+        # where the two forms differ most
+        draw = Draw.of(dtype, device, seed)
+        yield "by tanh, around 2", OpCall((draw.made(draw.normal(8, 64) * 0.3 - 2.0),), (True,))
 
     def mutants(self) -> Mapping[str, Callable[..., Any]]:
         """Those of any activation, and a term left out."""

@@ -81,6 +81,14 @@ class LayerNorm(InModules):
         state = draw.made(1 + 0.2 * draw.normal(1024)), draw.made(0.2 * draw.normal(1024))
         return OpCall((draw.made(draw.normal(4, 64, 1024)), *state), (1e-5,))
 
+    def variants(self, dtype: str, device: str, seed: int) -> Iterable[tuple[str, OpCall]]:
+        """Widths that no vector divides, another epsilon, no bias."""
+        draw = Draw.of(dtype, device, seed)
+        for hidden, eps, has_bias in ((37, 1e-5, True), (1000, 1e-6, True), (333, 1e-5, False)):
+            x, weight = draw.made(draw.normal(5, hidden)), draw.made(1 + 0.2 * draw.normal(hidden))
+            bias = draw.made(draw.normal(hidden)) if has_bias else None
+            yield f"hidden {hidden}, {'with' if has_bias else 'no'} bias", OpCall((x, weight, bias), (eps,))
+
     def edge_calls(self, call: OpCall, seed: int) -> Iterable[tuple[str, OpCall]]:
         """Hard inputs at the call's width: values that hide bugs at other scales, layouts, and few rows.
 

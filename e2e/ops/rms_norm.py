@@ -81,6 +81,13 @@ class RmsNorm(InModules):
         draw = Draw.of(dtype, device, seed)
         return OpCall((draw.made(draw.normal(4, 64, 1024)), draw.made(1 + 0.2 * draw.normal(1024))), (1e-5,))
 
+    def variants(self, dtype: str, device: str, seed: int) -> Iterable[tuple[str, OpCall]]:
+        """Widths that no vector divides, and another epsilon."""
+        draw = Draw.of(dtype, device, seed)
+        for hidden, eps in ((37, 1e-5), (1000, 1e-6), (1, 1e-5)):
+            x, weight = draw.made(draw.normal(5, hidden)), draw.made(1 + 0.2 * draw.normal(hidden))
+            yield f"hidden {hidden}, eps {eps:g}", OpCall((x, weight), (eps,))
+
     def edge_calls(self, call: OpCall, seed: int) -> Iterable[tuple[str, OpCall]]:
         """Hard inputs at the call's width: values that hide bugs at other scales, layouts, and few rows."""
         x = call.tensors[0]

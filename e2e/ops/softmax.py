@@ -91,6 +91,12 @@ class Softmax:
         draw = Draw.of(dtype, device, seed)
         return OpCall((draw.made(draw.normal(2, 4, 64, 128) * 2),), (-1,))
 
+    def variants(self, dtype: str, device: str, seed: int) -> Iterable[tuple[str, OpCall]]:
+        """Other dimensions than the last; at a site there is one of them."""
+        draw = Draw.of(dtype, device, seed)
+        for dim, shape in ((1, (2, 5, 7)), (0, (3, 4)), (-2, (2, 9, 16))):
+            yield f"along dimension {dim}", OpCall((draw.made(draw.normal(*shape) * 2),), (dim,))
+
     def edge_calls(self, call: OpCall, seed: int) -> Iterable[tuple[str, OpCall]]:
         """Large and masked scores, even ones, one that wins, odd lengths, few rows, other layouts."""
         x, dim = call.tensors[0], call.scalars[0]

@@ -421,7 +421,7 @@ def test_an_adopted_opponent_that_does_not_fit_is_the_policys_mistake(
     assert "# op: rms_norm\n" in good
     Path("plain_norm.py").write_text(good)
     Path("other.py").write_text(good.replace("op: rms_norm", "op: module:Linear"))
-    Path("half.py").write_text(good.replace("# op: rms_norm\n", "# op: rms_norm\n# dtypes: [float16]\n"))
+    Path("half.py").write_text(good.replace("float32", "float16"))
     Path("gpu.py").write_text(good.replace("# op: rms_norm\n", "# op: rms_norm\n# device: cuda\n"))
     shutil.copy(REPOSITORY / "tests/kernels/does_not_compile.cpp", "broken.cpp")
     Path("strict.yaml").write_text(f"name: strict\nopponents: [best_pytorch, 'kernel:{opponent}']\n")

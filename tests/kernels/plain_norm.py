@@ -1,6 +1,7 @@
 # /// e2e
 # op: rms_norm
 # entry: plain_norm
+# dtypes: [float32]
 # ///
 """A correct rms_norm in plain torch."""
 

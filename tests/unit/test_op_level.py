@@ -146,3 +146,31 @@ def test_a_changed_input_is_found_by_torch(tmp_path: Path) -> None:
         return output
 
     assert problems(tmp_path, writes, "writes")["called"] is not None
+
+
+# ---- What no example shows
+
+
+WRONG_ELSEWHERE: dict[str, tuple[str, Callable[..., Any]]] = {
+    "columns beyond the last multiple of 8 dropped": (
+        "rms_norm",
+        lambda x, weight, eps: norm(x, weight, eps) * (torch.arange(x.shape[-1]) < x.shape[-1] // 8 * 8),
+    ),
+    "always along the last dimension": ("softmax", lambda x, dim: x.softmax(-1)),
+    "always the exact form": ("gelu", lambda x, approximate: torch.nn.functional.gelu(x)),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG_ELSEWHERE)
+def test_widths_and_scalars_that_the_example_has_not_are_tried_too(mistake: str, tmp_path: Path) -> None:
+    op, kernel = WRONG_ELSEWHERE[mistake]
+    assert "wrong" in {row["status"] for row in checks(tmp_path, kernel, op=op)}
+
+
+def test_a_weight_remembered_by_its_shape_is_found(tmp_path: Path) -> None:
+    known: dict[Any, Any] = {}
+
+    def remembers(x: Any, weight: Any, bias: Any) -> Any:
+        return torch.nn.functional.linear(x, known.setdefault(weight.shape, weight.clone()), bias)
+
+    assert "wrong" in {row["status"] for row in checks(tmp_path, remembers, op="linear")}
