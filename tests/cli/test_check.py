@@ -128,7 +128,7 @@ def test_a_fault_in_one_dtype_leaves_the_others_checked(tmp_path: Path, scratch:
 def test_a_kernel_that_declines_the_example_proves_nothing(tmp_path: Path, scratch: Path) -> None:
     kernel = tmp_path / "k.py"
     source = (REPOSITORY / "tests" / "kernels" / "plain_norm.py").read_text()
-    kernel.write_text(source.replace("# entry:", '# constraints: ["hidden == 7"]\n# dtypes: [float32]\n# entry:'))
+    kernel.write_text(source.replace("# entry:", '# constraints: ["hidden == 7"]\n# entry:'))
     ended = run("check", str(kernel), "--json", scratch=scratch)
     assert 11 == ended.code
     assert ["check_no_power"] == [str(reason.code) for reason in ended.report.reasons]
@@ -137,7 +137,7 @@ def test_a_kernel_that_declines_the_example_proves_nothing(tmp_path: Path, scrat
 def test_gradients_are_checked_where_a_backward_is_declared(tmp_path: Path, scratch: Path) -> None:
     kernel = tmp_path / "k.py"
     source = (REPOSITORY / "tests" / "kernels" / "plain_norm.py").read_text()
-    kernel.write_text(source.replace("# entry:", "# backward: reference\n# dtypes: [float32]\n# entry:"))
+    kernel.write_text(source.replace("# entry:", "# backward: reference\n# entry:"))
     report = run("check", str(kernel), "--json", scratch=scratch).report
     gradients = report.dtypes[0].gradients
     assert gradients is not None
