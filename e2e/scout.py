@@ -19,13 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from e2e.errors import CandidateError
-from e2e.patch import copy_sharing_weights, over
-from e2e.protocols import Site
+from e2e.patch import Patch, copy_sharing_weights, over, sites_in
+from e2e.protocols import Op, Site
 
 Space = type | types.ModuleType
 """Where names live that all models of a process share: a class, or a file of code."""
 Step = Callable[[nn.Module], Sequence[Tensor]]
 """One step of a workload on a model: its outputs."""
+Around = Callable[[Site, Callable[..., Any]], Callable[..., Any]]
+"""What stands at a site instead of a function; for looking on in untimed steps."""
 _CODE = (types.FunctionType, types.BuiltinFunctionType, type)
 _GONE = object()
 _ENTRANCES = ("forward", "__call__")
@@ -47,7 +49,7 @@ class Replica:
     def into(
         self,
         sites: Sequence[Site],
-        around: Callable[[Site, Callable[..., Any]], Callable[..., Any]] | None = None,
+        around: Around | None = None,
         *,
         copied: Callable[[nn.Module], nn.Module] = copy_sharing_weights,
     ) -> nn.Module:
@@ -57,6 +59,23 @@ class Replica:
             module = model.get_submodule(site.fqn)
             module.forward = around(site, module.forward)  # type: ignore[misc]
         return model
+
+
+def placed(
+    model: nn.Module,
+    op: Op,
+    sites: Sequence[Site],
+    kernel: Callable[..., Any],
+    around: Around | None = None,
+    *,
+    copied: Callable[[nn.Module], nn.Module] = copy_sharing_weights,
+) -> nn.Module:
+    """A module tree of its own with the kernel: standing at its sites, or, of a patch, as the patch left it."""
+    if isinstance(kernel, Replica):
+        return kernel.into(sites, around, copied=copied)
+    tree = copied(model)
+    Patch(op, sites_in(tree, list(sites)), lambda site: around(site, kernel) if around is not None else kernel)
+    return tree
 
 
 def replica_of(entry: Callable[..., Any], model: nn.Module, step: Step | None = None) -> Replica:
@@ -169,10 +188,9 @@ def _built_again(model: nn.Module) -> nn.Module:
             f"the model built after the patch has other weights: {', '.join(names[:5])}", code="bind_failed"
         )
     for fqn, module in here.items():
-        for store in ("_parameters", "_buffers"):
-            vars(module)[store] = dict(vars(there[fqn])[store]) if fqn in there else vars(module)[store]
-        plain = {name: value for name, value in vars(there.get(fqn, module)).items() if isinstance(value, Tensor)}
-        vars(module).update(plain)
+        mine, theirs = module.__dict__, there[fqn].__dict__ if fqn in there else {}
+        mine |= {name: dict(theirs[name]) for name in ("_parameters", "_buffers") if name in theirs}
+        mine |= {name: value for name, value in theirs.items() if isinstance(value, Tensor)}
     return built
 
 
@@ -215,8 +233,8 @@ class Shared:
         files = {sys.modules[kind.__module__] for kind in kinds if kind.__module__ in sys.modules}
         self._own: dict[Space, dict[str, Any]] = {space: dict(vars(space)) for space in (*kinds, *files)}
         package = (apart_from or "").partition(".")[0]
-        self._elsewhere: dict[Space, dict[str, Any]] = {
-            file: {key: item for key, item in vars(file).items() if isinstance(item, _CODE)}
+        self._elsewhere: dict[types.ModuleType, dict[str, Any]] = {
+            file: {key: item for key, item in vars(file).items() if issubclass(type(item), _CODE)}
             for name, file in list(sys.modules.items())
             if isinstance(file, types.ModuleType) and file not in files and name.partition(".")[0] != package
         }
@@ -232,12 +250,12 @@ class Shared:
             for name in _difference(vars(space), before):
                 _put(space, name, before.get(name, _GONE))
         found = []
-        for space, before in self._elsewhere.items():
-            for name, value in before.items():
-                now = vars(space).get(name)
-                if now is not value and isinstance(now, _CODE):
-                    _put(space, name, value)
-                    found.append(f"{space.__name__}.{name}")
+        for file, held in self._elsewhere.items():
+            for name, value in held.items():
+                now = vars(file).get(name)
+                if now is not value and issubclass(type(now), _CODE):
+                    _put(file, name, value)
+                    found.append(f"{file.__name__}.{name}")
         return found
 
 
@@ -327,7 +345,9 @@ class Private:
         if item not in self._functions:
             known = item.__closure__ or ()
             held = [_held(cell) for cell in known]
-            cells = [types.CellType() if self._reaches(inner) else cell for cell, inner in zip(known, held, strict=True)]
+            cells = [
+                types.CellType() if self._reaches(inner) else cell for cell, inner in zip(known, held, strict=True)
+            ]
             space = self._globals.get(id(item.__globals__), item.__globals__)
             self._functions[item] = grown = over(item, space, closure=tuple(cells))
             for cell, inner in zip(cells, held, strict=True):
