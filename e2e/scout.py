@@ -229,9 +229,10 @@ class Shared:
 
     def __init__(self, model: nn.Module, *, apart_from: str | None = None) -> None:
         """`apart_from`: the patch's own package, which may remember that it ran."""
-        kinds = {kind for module in model.modules() for kind in type(module).__mro__ if kind is not object}
+        kinds: set[type] = {kind for module in model.modules() for kind in type(module).__mro__ if kind is not object}
         files = {sys.modules[kind.__module__] for kind in kinds if kind.__module__ in sys.modules}
-        self._own: dict[Space, dict[str, Any]] = {space: dict(vars(space)) for space in (*kinds, *files)}
+        spaces: list[Space] = [*kinds, *files]
+        self._own = {space: dict(vars(space)) for space in spaces}
         package = (apart_from or "").partition(".")[0]
         self._elsewhere: dict[types.ModuleType, dict[str, Any]] = {
             file: {key: item for key, item in vars(file).items() if issubclass(type(item), _CODE)}

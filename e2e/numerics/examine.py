@@ -29,6 +29,7 @@ MODE_RATIO = 8.0
 """A mode's outputs may err this many times as much as the eager baseline's before the mode counts as wrong."""
 
 
+NOT_RUN = "its forward does not run with its own code in the kernel's place"
 NOT_CALLED = "it is not called in this step"
 AGAIN = 1 / 16
 """Share of the questions that are asked again of answers that an earlier run kept, one at least."""
@@ -104,7 +105,7 @@ class Examiner(OpExaminer):
                 inside = outputs.inside
                 if inside is None:
                     raise
-                return inside, f"its forward does not run with its own code in the kernel's place: {error}"
+                return inside, f"{NOT_RUN}: {error}"
         if outputs.changed is None:
             return None
         return outputs.changed, "its forward gives other outputs with its own code in the kernel's place"
@@ -271,7 +272,7 @@ class Examiner(OpExaminer):
 
 
 def _as_named(row: dict[str, Any], *, is_called: bool) -> dict[str, Any]:
-    why = row["incompatible"] if is_called else None
+    why = str(row["incompatible"]).removeprefix(f"{NOT_RUN}: ") if is_called and row["incompatible"] else None
     return {**row, "incompatible": None if is_called else NOT_CALLED, "unchecked": why}
 
 

@@ -35,7 +35,7 @@ class PatchOp(ModuleOp):
         """Every module; those whose forward does not take one tensor have no calls that could be compared."""
         self._modules = dict(model.named_modules())
         return [
-            Site(fqn, module, {"site": fqn}, None if takes_one_tensor(module) else _SEVERAL)
+            Site(fqn, module, {"site": fqn}, None if takes_one_tensor(module) else SEVERAL)
             for fqn, module in self._modules.items()
         ]
 
@@ -60,8 +60,10 @@ class PatchOp(ModuleOp):
             raise RuntimeError(f"{site.fqn}: {site.incompatible}")
 
         def forward(self: nn.Module, *args: Any, **named: Any) -> Any:
-            (x,) = (*args, *named.values())
-            return function(x, site.fqn)
+            given = (*args, *named.values())
+            if len(given) != 1:
+                raise TypeError(SEVERAL)
+            return function(given[0], site.fqn)
 
         return forward
 
@@ -119,6 +121,6 @@ def _tensors(returned: Any) -> Any:
     raise TypeError(f"it returns a {type(returned).__name__}, which is not made of tensors alone")
 
 
-_SEVERAL = "its forward takes more than one tensor"
+SEVERAL = "it is called with more than one tensor"
 
 PLUGIN = PatchOp()

@@ -14,12 +14,13 @@ EPSILON = 1e-5
 
 
 def fused_norm(self: nn.Module, hidden_states: Tensor) -> Tensor:
-    return F.rms_norm(hidden_states, (hidden_states.shape[-1],), self.weight, self.variance_epsilon)
+    size = torch.linalg.vector_norm(hidden_states, dim=-1, keepdim=True) * hidden_states.shape[-1] ** -0.5
+    return hidden_states * self.weight / torch.sqrt(size * size + self.variance_epsilon)
 
 
 def fused_mlp(self: Any, x: Tensor) -> Tensor:
     gate, up = F.linear(x, torch.cat([self.gate_proj.weight, self.up_proj.weight])).chunk(2, dim=-1)
-    return self.down_proj(F.silu(gate) * up)
+    return self.down_proj(up * gate * torch.sigmoid(gate))
 
 
 def fused_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
@@ -28,8 +29,8 @@ def fused_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: in
 
     def turned(x: Tensor) -> Tensor:
         first, second = x[..., :half], x[..., half:]
-        low = first * cos[..., :half] - second * sin[..., :half]
-        return torch.cat([low, second * cos[..., half:] + first * sin[..., half:]], dim=-1)
+        low = torch.addcmul(first * cos[..., :half], second, sin[..., :half], value=-1)
+        return torch.cat([low, torch.addcmul(first * sin[..., half:], second, cos[..., half:])], dim=-1)
 
     return turned(q), turned(k)
 
