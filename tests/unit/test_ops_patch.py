@@ -170,6 +170,7 @@ def test_the_candidates_arm_is_the_patched_model_and_the_baselines_is_not() -> N
     assert not same(own, arena.outputs("candidate:eager", 5))
 
 
+@pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")  # torch's own, on first import
 def test_a_compiled_arm_proves_how_many_sites_are_in_its_graph() -> None:
     patched = PatchedLlama(patches.on_model)
     arena = patched.arena()
