@@ -28,7 +28,7 @@ Step = Callable[[nn.Module], Sequence[Tensor]]
 """One step of a workload on a model: its outputs."""
 Around = Callable[[Site, Callable[..., Any]], Callable[..., Any]]
 """What stands at a site instead of a function; for looking on in untimed steps."""
-_CODE = (types.FunctionType, types.BuiltinFunctionType, type)
+_CODE = (types.FunctionType, types.BuiltinFunctionType, type, staticmethod, classmethod, property)
 _GONE = object()
 _ENTRANCES = ("forward", "__call__")
 """Methods from which everything starts that a step runs."""
@@ -223,8 +223,8 @@ def _is(value: Any, known: Any) -> bool:
 class Shared:
     """What every model of this process shares, as it was, so that it can be put back exactly.
 
-    Of the classes of a model's modules, and of the files where those are written, that is every name; of other files
-    that are loaded, functions and classes that were replaced.
+    Of the classes of a model's modules, and of the files where those are written, that is every name; of other classes
+    and files that are loaded, the code that was replaced.
     """
 
     def __init__(self, model: nn.Module, *, apart_from: str | None = None) -> None:
@@ -234,11 +234,8 @@ class Shared:
         spaces: list[Space] = [*kinds, *files]
         self._own = {space: dict(vars(space)) for space in spaces}
         package = (apart_from or "").partition(".")[0]
-        self._elsewhere: dict[types.ModuleType, dict[str, Any]] = {
-            file: {key: item for key, item in vars(file).items() if issubclass(type(item), _CODE)}
-            for name, file in list(sys.modules.items())
-            if isinstance(file, types.ModuleType) and file not in files and name.partition(".")[0] != package
-        }
+        others = [space for space in _loaded(apart_from=package) if space not in self._own]
+        self._elsewhere = {space: _code_in(space) for space in others}
 
     def changes(self) -> Changes:
         """What the model's own spaces hold now that they did not; `_GONE` where a name was taken away."""
@@ -251,13 +248,32 @@ class Shared:
             for name in _difference(vars(space), before):
                 _put(space, name, before.get(name, _GONE))
         found = []
-        for file, held in self._elsewhere.items():
-            for name, value in held.items():
-                now = vars(file).get(name)
-                if now is not value and issubclass(type(now), _CODE):
-                    _put(file, name, value)
-                    found.append(f"{file.__name__}.{name}")
+        for space, held in self._elsewhere.items():
+            now = _code_in(space)
+            for name in (name for name, value in held.items() if now.get(name, value) is not value):
+                _put(space, name, held[name])
+                found.append(f"{_name_of(space)}.{name}")
         return found
+
+
+def _loaded(*, apart_from: str) -> Iterator[Space]:
+    """Every file of Python code in this process, and the classes written in it."""
+    for name, file in list(sys.modules.items()):
+        if isinstance(file, types.ModuleType) and name.partition(".")[0] != apart_from:
+            yield file
+            yield from (item for item in list(vars(file).values()) if _is_kind(item) and item.__module__ == name)
+
+
+def _is_kind(item: Any) -> bool:
+    return issubclass(type(item), type)  # what an object says of its own class may have effects: some warn
+
+
+def _code_in(space: Space) -> dict[str, Any]:
+    return {name: item for name, item in vars(space).items() if issubclass(type(item), _CODE)}
+
+
+def _name_of(space: Space) -> str:
+    return space.__name__ if isinstance(space, types.ModuleType) else f"{space.__module__}.{space.__qualname__}"
 
 
 def _difference(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:

@@ -176,8 +176,10 @@ def test_arguments_that_nobody_can_give_are_named(model: nn.Module) -> None:
 
 
 def test_a_model_without_a_config_cannot_be_built_after_the_patch() -> None:
+    own = modeling_llama.LlamaMLP.forward
     with pytest.raises(CandidateError, match="Linear has no config"):
         replica_of(patches.before_model, nn.Linear(2, 2))
+    assert own is modeling_llama.LlamaMLP.forward, "also what no module of the model comes from is put back"
 
 
 def test_a_class_with_other_weights_cannot_take_those_of_the_model(model: nn.Module) -> None:
