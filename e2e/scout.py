@@ -88,12 +88,12 @@ def replica_of(entry: Callable[..., Any], model: nn.Module, step: Step | None = 
         Exception: whatever the patch raises.
     """
     apply = _manner(entry)
-    own = [step(model), step(model)] if step is not None else []
+    own = _twice(step, model)
     shared = Shared(model, apart_from=getattr(entry, "__module__", None))
     original = dict(model.named_modules())
     try:
         patched, changed, touched = apply(model, shared)
-        real = step(patched) if step is not None else ()
+        real = _twice(step, patched)
     finally:
         elsewhere = shared.restore()
     private = Private(changed)
@@ -107,14 +107,20 @@ def replica_of(entry: Callable[..., Any], model: nn.Module, step: Step | None = 
         if fqn in original and (fqn in touched or type(module) is not type(original[fqn]))
     ]
     replica = Replica(patched, tuple(fqns))
-    if step is not None and _same(*own):  # a step that does not repeat itself proves nothing
-        _prove(step, model, own[0], "it changes what cannot be put back: afterwards the model as it was", elsewhere)
+    if step is not None:
+        _prove(step, model, own, "it changes what cannot be put back: afterwards the model as it was", elsewhere)
         _prove(step, replica.into(()), real, "what it changes cannot be kept to one copy: the copy alone", elsewhere)
     return replica
 
 
-def _prove(step: Step, model: nn.Module, expected: Sequence[Tensor], what: str, elsewhere: Sequence[str]) -> None:
-    if _same(step(model), expected):
+def _twice(step: Step | None, model: nn.Module) -> list[Sequence[Tensor]]:
+    return [step(model), step(model)] if step is not None else []
+
+
+def _prove(
+    step: Step, model: nn.Module, known: Sequence[Sequence[Tensor]], what: str, elsewhere: Sequence[str]
+) -> None:
+    if not _same(*known) or _same(step(model), known[0]):  # a step that does not repeat itself proves nothing
         return
     more = f"; it also changed {', '.join(elsewhere[:5])}" if elsewhere else ""
     raise CandidateError(f"{what} gives other outputs{more}", code="bind_failed")

@@ -165,6 +165,13 @@ def test_a_patch_that_writes_into_the_weights_is_refused() -> None:
         replica_of(patches.in_weights, tiny.llama().requires_grad_(False), step)
 
 
+def test_a_patch_whose_outputs_do_not_repeat_is_not_accused_of_it(model: nn.Module) -> None:
+    def shaken(net: Any) -> None:
+        net.model.norm.register_forward_hook(lambda module, args, output: output + torch.rand_like(output))
+
+    assert ("model.norm",) == replica_of(shaken, model, step).fqns
+
+
 def test_what_it_raises_is_its_own(model: nn.Module) -> None:
     with pytest.raises(ValueError, match="not supported"):
         replica_of(patches.raises, model)
