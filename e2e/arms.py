@@ -85,7 +85,7 @@ class CountingBackend:
     """Inductor, with a look at each graph on its way: how many graphs, and how often the kernel is in them."""
 
     def __init__(self, mode: Mode, traces: Callable[[Any], int]) -> None:
-        """`traces` counts the kernel's in a graph."""
+        """`traces` finds the kernel in a graph: how often."""
         self._inductor = torch._TorchCompileInductorWrapper(None if mode is Mode.COMPILE else mode.value, None, False)
         self._traces = traces
         self.graphs = 0
@@ -161,7 +161,7 @@ class Arena:
         backend = None
         run: Callable[..., Any] = program
         if arm_name.mode.is_compiled:
-            backend = CountingBackend(arm_name.mode, self._traces(model))
+            backend = CountingBackend(arm_name.mode, self._traces(arm_name.role, model))
             run = _compiled(program, backend)
         arm = Arm(arm_name, run, backend, seed if arm_name.role is Role.HEADROOM else None)
         self._arms[name] = arm
@@ -337,11 +337,12 @@ class Arena:
         around = self._counted if mode is Mode.CUDA_GRAPH else None
         return placed(self._session.model, self._op, self._usable(self._sites), function, around)
 
-    def _traces(self, model: nn.Module) -> Callable[[Any], int]:
-        """Counts the candidate in a graph of that tree: calls of its op, or modules of a patch that left nodes."""
+    def _traces(self, role: Role, model: nn.Module) -> Callable[[Any], int]:
+        """Counts the candidate in a graph of that tree: calls of its op, or a patch's modules that left nodes there."""
         kernel = self._candidate.kernel if self._candidate is not None else None
         if kernel is not None and isinstance(kernel.call, Replica):
-            keys = {str(id(site.module)) for site in sites_in(model, self._usable(self._sites))}
+            changed = self._usable(self._sites) if role is Role.CANDIDATE else []
+            keys = {str(id(site.module)) for site in sites_in(model, changed)}
             return lambda graph: len(keys & _modules_of(graph))
         watched = self._registered.get(kernel.sha256) if kernel is not None else None
         return lambda graph: sum(1 for node in graph.nodes if node.target is watched)

@@ -177,6 +177,7 @@ def test_a_compiled_arm_proves_how_many_sites_are_in_its_graph() -> None:
     known = arena.prepare("candidate:compile", seed=7)
     assert len(patched.sites) == known["kernel_calls"]
     assert known["regions"] and not known["graph_breaks"]
+    assert 0 == arena.prepare("baseline:compile", seed=7)["kernel_calls"]
     torch.testing.assert_close(
         step_outputs(patched.session, patched.replica.model, 5), arena.outputs("candidate:compile", 5)
     )
