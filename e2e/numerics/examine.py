@@ -89,6 +89,7 @@ class Examiner(OpExaminer):
             first = kept[0]
             edges = [Captured(first.site, label, call) for label, call in self._op.edge_calls(first.call, seed)]
             self._calls = [*kept, _turned(first), *edges]
+        if kept or is_named:  # of a patch there is always something to run, if only in the model
             save_calls(path, self._calls)
         rows = [self._site_row(site, problems.get(site.fqn), watch.dims.get(site.fqn, [])) for site in self._sites]
         if is_named:

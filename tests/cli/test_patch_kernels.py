@@ -71,6 +71,15 @@ def test_a_right_patch_passes_at_every_module_it_changes(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("e2e_cache")
+def test_a_patch_that_only_the_models_outputs_can_check_passes_by_them(tmp_path: Path) -> None:
+    code, result, _ = validate("patch:tests.patches.llama:rope_only", tmp_path)
+    assert (0, None, []) == (code, result.outcome, result.reasons)
+    evidence = result.cells[0].evidence
+    assert [] == evidence.op_checks == evidence.mutants
+    assert evidence.model_check is not None and tiny.LAYERS <= (evidence.model_check.kernel_calls or 0)
+
+
+@pytest.mark.usefixtures("e2e_cache")
 @pytest.mark.parametrize(
     ("entry", "code", "reason", "said"),
     [

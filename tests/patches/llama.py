@@ -71,6 +71,11 @@ def on_classes(model: nn.Module) -> None:
     modeling_llama.rotate_half = lambda x: torch.cat((-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), dim=-1)
 
 
+def rope_only(model: nn.Module) -> None:
+    """A function that attention calls by name: no site takes one tensor."""
+    modeling_llama.apply_rotary_pos_emb = fused_rope
+
+
 def with_options(rms_norm: bool = True, mlp: bool = False, model: nn.Module | None = None) -> None:
     """As Liger's: it takes a model among other things."""
     assert model is not None

@@ -107,6 +107,12 @@ def test_the_reference_does_not_round_where_the_module_casts() -> None:
     assert (rounded - patched.op.reference(x, "model.norm")).abs().max() > 1e-9, "else nothing was shown"
 
 
+def test_where_no_site_takes_one_tensor_nothing_is_checked_alone(tmp_path: Path) -> None:
+    patched = PatchedLlama(patches.rope_only)
+    assert {"LlamaAttention"} == {row["owner"] for row in patched.survey(tmp_path) if row["unchecked"]}
+    assert ([], []) == (patched.checked(tmp_path), patched.examiner.mutants(ratio=RATIO))
+
+
 def test_a_site_that_no_step_calls_is_none_here(tmp_path: Path) -> None:
     def forward_of_dropout(net: nn.Module) -> None:
         net.model.layers[0].mlp.act_fn.unused = nn.Identity()  # type: ignore[union-attr, index]
