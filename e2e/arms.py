@@ -23,6 +23,7 @@ from e2e.measure.pause import Pause
 from e2e.patch import Patch, copy_sharing_weights, observed, sites_in
 from e2e.protocols import Built, Op, OpCall, Site, outputs_of
 from e2e.schema.words import Mode, Role
+from e2e.scout import Replica, placed
 from e2e.units import Seconds
 
 REGION = "Torch-Compiled Region"
@@ -83,15 +84,16 @@ class Arm:
 class CountingBackend:
     """Inductor, with a look at each graph on its way: how many graphs, and how often the kernel is in them."""
 
-    def __init__(self, mode: Mode) -> None:
+    def __init__(self, mode: Mode, traces: Callable[[Any], int]) -> None:
+        """`traces` finds the kernel in a graph: how often."""
         self._inductor = torch._TorchCompileInductorWrapper(None if mode is Mode.COMPILE else mode.value, None, False)
-        self.watched: Any = None
+        self._traces = traces
         self.graphs = 0
         self.nodes = 0
 
     def __call__(self, graph: Any, inputs: Any) -> Any:
         self.graphs += 1
-        self.nodes += sum(1 for node in graph.graph.nodes if node.target is self.watched)
+        self.nodes += self._traces(graph.graph)
         return self._inductor(graph, inputs)
 
 
@@ -154,14 +156,12 @@ class Arena:
     def prepare(self, name: str, *, seed: int, profiled: bool = True) -> dict[str, Any]:
         """Build, compile and run an arm's first steps; what is known about it afterwards."""
         arm_name = ArmName.parse(name)
-        model = copy_sharing_weights(self._session.model)
-        self._swap(arm_name, sites_in(model, self._sites), seed)
+        model = self._tree(arm_name, seed)
         program = self._session.program(model)
         backend = None
         run: Callable[..., Any] = program
         if arm_name.mode.is_compiled:
-            backend = CountingBackend(arm_name.mode)
-            backend.watched = self._registered.get(self._candidate.kernel.sha256) if self._candidate else None
+            backend = CountingBackend(arm_name.mode, self._traces(arm_name.role, model))
             run = _compiled(program, backend)
         arm = Arm(arm_name, run, backend, seed if arm_name.role is Role.HEADROOM else None)
         self._arms[name] = arm
@@ -308,12 +308,19 @@ class Arena:
                 arm.pause()
             return outputs
 
-    def _swap(self, name: ArmName, sites: list[Site], seed: int) -> None:
-        usable = [site for site in sites if self._candidate is None or site.fqn in self._candidate.fqns]
+    def _tree(self, name: ArmName, seed: int) -> nn.Module:
+        """The arm's own module tree."""
         if name.role is Role.CANDIDATE:
-            function = self._candidate_function(name.mode)
-            Patch(self._op, usable, lambda site: function)
-        elif name.role is Role.PLANTED:
+            return self._with_candidate(name.mode)
+        model = copy_sharing_weights(self._session.model)
+        self._swap(name, sites_in(model, self._sites), seed)
+        return model
+
+    def _usable(self, sites: list[Site]) -> list[Site]:
+        return [site for site in sites if self._candidate is None or site.fqn in self._candidate.fqns]
+
+    def _swap(self, name: ArmName, sites: list[Site], seed: int) -> None:
+        if name.role is Role.PLANTED:
             Patch(self._op, sites, lambda site: None)
         elif name.alternative is not None:
             function = self._alternative(name.alternative, name.mode)
@@ -321,14 +328,24 @@ class Arena:
         elif name.role is Role.SHAM:
             Patch(self._op, sites, lambda site: None)
         elif name.role is Role.HEADROOM:
-            self._replay(usable, name.mode, seed)
+            self._replay(self._usable(sites), name.mode, seed)
 
-    def _candidate_function(self, mode: Mode) -> Callable[..., Any]:
+    def _with_candidate(self, mode: Mode) -> nn.Module:
         if self._candidate is None:
             raise RuntimeError("no candidate in this worker")
-        if mode is Mode.CUDA_GRAPH:
-            return self._counted(self._candidate.kernel.call)
-        return self._function(self._candidate.kernel, mode)
+        function = self._function(self._candidate.kernel, mode)
+        around = self._counted if mode is Mode.CUDA_GRAPH else None
+        return placed(self._session.model, self._op, self._usable(self._sites), function, around)
+
+    def _traces(self, role: Role, model: nn.Module) -> Callable[[Any], int]:
+        """Counts the candidate in a graph of that tree: calls of its op, or a patch's modules that left nodes there."""
+        kernel = self._candidate.kernel if self._candidate is not None else None
+        if kernel is not None and isinstance(kernel.call, Replica):
+            changed = self._usable(self._sites) if role is Role.CANDIDATE else []
+            keys = {str(id(site.module)) for site in sites_in(model, changed)}
+            return lambda graph: len(keys & _modules_of(graph))
+        watched = self._registered.get(kernel.sha256) if kernel is not None else None
+        return lambda graph: sum(1 for node in graph.nodes if node.target is watched)
 
     def _alternative(self, name: str, mode: Mode) -> Callable[..., Any]:
         if name in self._adopted:
@@ -336,8 +353,8 @@ class Arena:
         return self._op.alternatives[name]
 
     def _function(self, kernel: Bound, mode: Mode) -> Callable[..., Any]:
-        """The kernel itself, or under a compiler as an op that the compiler cannot look into."""
-        if not mode.is_compiled:
+        """The kernel itself, or under a compiler as an op that the compiler cannot look into; a patch is no op."""
+        if not mode.is_compiled or isinstance(kernel.call, Replica):
             return kernel.call
         if kernel.sha256 not in self._registered:
             device = self._session.device.partition(":")[0]
@@ -346,12 +363,12 @@ class Arena:
         function: Callable[..., Any] = self._registered[kernel.sha256]
         return function
 
-    def _counted(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def _counted(self, site: Site, kernel: Callable[..., Any]) -> Callable[..., Any]:
         """The kernel, counting its calls: those of the capture are those of every replay, which makes none."""
 
-        def call(*args: Any) -> Any:
+        def call(*args: Any, **named: Any) -> Any:
             self._captured_calls += 1
-            return kernel(*args)
+            return kernel(*args, **named)
 
         return call
 
@@ -402,6 +419,11 @@ class Arena:
         names = [event.name for event in profiler.events() or []]
         regions = sum(1 for name in names if name.startswith(REGION))
         return {"regions": regions, "kernel_calls": arm.backend.nodes}
+
+
+def _modules_of(graph: Any) -> set[str]:
+    """Modules whose code made a graph's nodes, as Dynamo names them: by identity."""
+    return {key for node in graph.nodes for key in node.meta.get("nn_module_stack") or ()}
 
 
 class DeviceClock:

@@ -28,6 +28,16 @@ def copy_sharing_weights(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, shared)
 
 
+def over(
+    function: types.FunctionType, space: dict[str, Any], closure: tuple[types.CellType, ...] | None = None
+) -> types.FunctionType:
+    """The same code over other globals, and over other cells of the same number where they are given."""
+    cells = function.__closure__ if closure is None else closure or None
+    rebuilt = types.FunctionType(function.__code__, space, function.__name__, function.__defaults__, cells)
+    rebuilt.__kwdefaults__, rebuilt.__module__ = function.__kwdefaults__, function.__module__
+    return rebuilt
+
+
 TAKEN = "it already has a forward of its own: another patch, or hooks such as accelerate's, stand there"
 
 

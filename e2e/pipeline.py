@@ -138,6 +138,8 @@ def _adopted(policy: Policy, workload: LoadedWorkload, kernel: Kernel, device: D
         with _said_of_opponent(policy, opponent):
             found = read_kernel(opponent.removeprefix(ADOPTED), op=kernel.manifest.op)
             check_fit(workload, found)
+            if "patch" in (kernel.manifest.kind, found.manifest.kind):
+                raise UsageError("a patch is compared with PyTorch only, not with kernels adopted earlier")
             if found.manifest.device not in (None, device.name.partition(":")[0]):
                 raise UsageError(f"it runs on {found.manifest.device}, and this run on {device.name}")
         yield found

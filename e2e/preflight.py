@@ -42,11 +42,16 @@ def check_places(workload: str, kernels: Sequence[str]) -> None:
 
 
 def check_fit(workload: LoadedWorkload, kernel: Kernel) -> None:
-    """The kernel's declared dtypes against the workload's.
+    """The kernel's declared dtypes against the workload's, and a patch against its choice of sites.
 
     Raises:
         UsageError: they do not fit.
     """
+    sites = workload.workload.sites
+    if kernel.manifest.kind == "patch" and sites != ["*"]:
+        raise UsageError(
+            f"{workload.path.name}: sites: {', '.join(sites)}: {kernel.spec} is a patch, which goes everywhere"
+        )
     dtype = workload.workload.model.dtype
     if dtype not in kernel.manifest.dtypes:
         raise UsageError(

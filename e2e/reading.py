@@ -29,6 +29,10 @@ def read_kernel(spec: str, *, op: str | None) -> Kernel:
     for name in sorted(registry.names("formats"), key=_ANY_SOURCE.__eq__):
         kernel: Kernel | None = registry.load("formats", name).read(spec, op=op)
         if kernel is not None:
+            if kernel.manifest.op == "patch" and kernel.manifest.kind != "patch":
+                raise UsageError(
+                    f"{shown_spec(spec)} is no patch: write patch:package.module:callable, or `kind: patch`"
+                )
             return kernel.model_copy(update={"op_sha256": sha256})
     raise UsageError(_refusal(spec))
 

@@ -25,6 +25,7 @@ from e2e.preflight import check_model, check_places
 from e2e.protocols import Progress
 from e2e.request import Loaded, Request
 from e2e.schema.evidence import Telemetry
+from e2e.schema.kernel import OF_MODELS
 from e2e.schema.result import METHOD
 from e2e.schema.selftest import Catch, SelftestReport, Trial
 from e2e.schema.words import Outcome
@@ -123,7 +124,7 @@ def load(request: Request) -> Loaded:
 def _collect(course: Course, findings: Findings, runs: int, ops: tuple[str, ...]) -> None:
     budget_s = course.policy.budgets.cell_s
     known = sorted(registry.names("ops"), key=lambda name: (name != FIRST, name))
-    for op in ops or [name for name in known if name != ANY_MODULE]:
+    for op in ops or [name for name in known if name not in OF_MODELS]:
         if not ops and findings.base is not None and course.deadline.left_s < (1 - KERNELS_SHARE) * budget_s:
             course.progress.note(f"no time for the planted kernels of {op}: `--op {op}`, or a larger --budget")
             continue

@@ -8,6 +8,7 @@ from typing import Literal
 
 from e2e import wording
 from e2e.errors import INTERNAL_FAULT, INTERRUPTED, EnvironmentFault, UsageError
+from e2e.schema.kernel import PATCH
 from e2e.schema.result import Attempts, CellResult, Result
 from e2e.schema.verdict import Reason
 from e2e.schema.words import Outcome, ReasonCode, Stage
@@ -116,7 +117,8 @@ def _sentence(result: Result, deciding: CellResult | None) -> str | None:
     if not result.kernels or result.workload is None:
         return None
     kernel = result.kernels[0]
-    what = f"{kernel.manifest.op} by {kernel.spec}"
+    is_patch = kernel.manifest.kind == "patch"
+    what = f"the patch {kernel.spec.removeprefix(PATCH)}" if is_patch else f"{kernel.manifest.op} by {kernel.spec}"
     where = f"{_place(result, deciding)} of {result.workload.name}" if deciding else result.workload.name
     asked = deciding.evidence.stage_asked if deciding else Stage.VERDICT
     if asked is Stage.BUILD:

@@ -141,6 +141,10 @@ def _engagement(seen: Engagement | None) -> Facts:
     if seen.coverage is not None and seen.coverage < 1:
         text += f", coverage {percent(seen.coverage)}"
     yield "ran", f"{text}{seen.proof and f'; {seen.proof}'}"
+    if unchecked := [site for site in seen.sites if site.unchecked]:
+        kinds = ", ".join(dict.fromkeys(site.owner for site in unchecked))
+        why = "; ".join(dict.fromkeys(site.unchecked for site in unchecked if site.unchecked))
+        yield "checked", f"{count(len(unchecked), 'site')} ({kinds}) by the model's outputs only: {why}"
     left_out = [site for site in seen.sites if site.status != "patched"]
     for site in left_out[:_SITES_SHOWN]:
         yield (

@@ -10,6 +10,7 @@ import os
 import resource
 import socket
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,12 +151,13 @@ class Handlers:
 
     # clean side
 
-    def do_survey(self, *, path: str, budget_bytes: int) -> dict[str, Any]:
-        """Captures and conformance; see Examiner.survey."""
+    def do_survey(self, *, path: str, budget_bytes: int, named: list[str] | None) -> dict[str, Any]:
+        """Captures and conformance; see Examiner.survey. `named`: the sites of a patch, which changed them."""
         from e2e.numerics.examine import Examiner
 
-        self.examiner = examiner = Examiner(self.session, self.op, self.sites)
-        return examiner.survey(seed=self.seed, path=Path(path), budget_bytes=budget_bytes)
+        sites = [site for site in self.sites if named is None or site.fqn in named]
+        self.examiner = examiner = Examiner(self.session, self.op, sites)
+        return examiner.survey(seed=self.seed, path=Path(path), budget_bytes=budget_bytes, is_named=named is not None)
 
     def do_draw(self, *, path: str) -> dict[str, Any]:
         """See OpExaminer.draw."""
@@ -216,18 +218,32 @@ class Handlers:
 
     # candidate side
 
+    def do_scout(self, *, built: dict[str, Any]) -> dict[str, Any]:
+        """Which modules a patch changes, once it is proven that it can be kept to one copy of the model."""
+        from e2e.arms import bound_to
+        from e2e.numerics.exercise import step_outputs
+        from e2e.protocols import Built
+        from e2e.scout import replica_of
+
+        entry = bound_to(Built.model_validate(built), self.op, self.dtype).call
+        replica = replica_of(entry, self.session.model, lambda model: step_outputs(self.session, model, self.seed))
+        return {"fqns": list(replica.fqns)}
+
     def do_bind(self, *, built: dict[str, Any], fqns: list[str], adopted: dict[str, Any]) -> dict[str, Any]:
         """Load the candidate, and kernels adopted earlier that it must beat. A clean worker refuses."""
         from e2e.arms import bound_to
         from e2e.errors import CandidateError
         from e2e.ops._sites import InModules
         from e2e.protocols import Built
+        from e2e.scout import replica_of
 
         if self._clean:
             raise E2EError("a clean worker never loads a candidate")
         record = Built.model_validate(built)
         self.manifest = record.kernel.manifest
         self.bound = bound_to(record, self.op, self.dtype)
+        if self.manifest.kind == "patch":
+            self.bound = replace(self.bound, call=replica_of(self.bound.call, self.session.model))
         self.kernel, self.sha256 = self.bound.call, self.bound.sha256
         if isinstance(self.op, InModules) and self.bound.writes - {0}:
             weight = self.op.tensor_names[max(self.bound.writes)]

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from e2e import registry
 from e2e.errors import UsageError
-from e2e.formats._names import check_op, shown_spec
+from e2e.formats._names import check_op, check_patched, shown_spec
 from e2e.formats._source import Source, pick_entry, same_name, scan
 from e2e.schema.kernel import Manifest
 from e2e.yaml_lines import explain, printable
@@ -20,8 +20,10 @@ from e2e.yaml_lines import explain, printable
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _NAMES = ("op", "entry", "binding")
 """Fields that the source can fill in."""
-_FORWARD_ONLY = ("raw", "module", "aten")
+_FORWARD_ONLY = ("raw", "module", "aten", "patch")
 """Bindings that know one entry; modules and ATen's operators bring their gradients by themselves."""
+_OF_CALLS = {"args", "outputs", "ranks", "mutates", "constraints", "launch", "flags"}
+"""Fields about what an entry is called with."""
 _BORROWED = (None, "reference")
 """Backwards that need no function in the source."""
 
@@ -45,6 +47,8 @@ class Draft:
         self.data: dict[str, Any] = dict(block.data) if block else {}
         self.mistakes: list[tuple[int, str]] = []
         source = self._scan(text)
+        if self.data.get("kind") == "patch":
+            self._fill_patch(op)
         self._fill_op(op)
         if source:
             self._fill_from(source)
@@ -79,6 +83,17 @@ class Draft:
                 raise UsageError(f"{self.shown}:{number}: {reason}") from error
             self.data.setdefault("binding", "python")
             return None  # the builder reports it, as the candidate's fault
+
+    def _fill_patch(self, asked: str | None) -> None:
+        """A patch replaces no one op, is Python, and is handed a model, not calls."""
+        try:
+            check_patched(asked)
+        except UsageError as error:
+            self._mistake("kind", error.message)
+        self.data.setdefault("op", "patch")
+        self.data.setdefault("binding", "patch")
+        for field in sorted(_OF_CALLS & set(self.data)):
+            self._mistake(field, "not for `kind: patch`, whose entry is handed a model, and no op's arguments")
 
     def _fill_op(self, asked: str | None) -> None:
         stated = self.data.get("op")
@@ -120,6 +135,9 @@ class Draft:
             self._mistake("binding", f"raw needs a .cu file, not {suffix}")
         elif manifest.binding == "raw" and manifest.launch is None:
             self._mistake("launch", "missing; raw needs one, such as `launch: {grid: [rows], block: [256]}`")
+        patches = [manifest.kind == "patch", manifest.op == "patch", manifest.binding == "patch"]
+        if any(patches) and not all(patches):
+            self._mistake("kind", "a patch is `kind: patch` alone: leave `op` and `binding` out")
         if manifest.launch is not None and manifest.binding != "raw":
             self._mistake("launch", f"only for `binding: raw`; {manifest.binding} launches by itself")
         own = {"saves": manifest.saves, "workspace": manifest.workspace, "backward": manifest.backward not in _BORROWED}

@@ -35,6 +35,16 @@ def check_op(name: str) -> None:
     raise UsageError(f"no op called {printable(name)!r}; {hint} (see `e2e list ops`)")
 
 
+def check_patched(op: str | None) -> None:
+    """Refuse an op for a kernel that changes whatever it likes.
+
+    Raises:
+        UsageError: one is asked for.
+    """
+    if op not in (None, "patch"):
+        raise UsageError(f"--op {printable(str(op))}: a patch changes what it likes, and is no kernel for one op")
+
+
 def shown_spec(spec: str) -> str:
     """A spec as messages name it: whole, unless somebody passed a text for a name."""
     return printable(spec, 500)

@@ -1,4 +1,4 @@
-"""A Python function that is installed or on the path: package.module:callable. Needs --op."""
+"""An installed Python function: package.module:callable with --op, or patch:package.module:callable without."""
 
 from __future__ import annotations
 
@@ -11,25 +11,29 @@ from pathlib import Path
 
 from e2e import registry
 from e2e.errors import UsageError
-from e2e.formats._names import SUFFIXES
+from e2e.formats._names import SUFFIXES, check_patched
 from e2e.schema.kernel import Kernel, Manifest
 
-_SPEC = re.compile(r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)", re.ASCII)
+_SPEC = re.compile(
+    r"(?P<patch>patch:)?(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)", re.ASCII
+)
 
 
 class CallableFormat:
     """Names a Python function. The module is found but never imported here: the parent runs no candidate."""
 
     def read(self, spec: str, *, op: str | None) -> Kernel | None:
-        """The kernel; None when `spec` is not `package.module:callable`.
+        """The kernel; None when `spec` is not `package.module:callable`, with or without `patch:` before it.
 
         Raises:
-            UsageError: no `--op`, or no such module in this environment.
+            UsageError: no `--op`, or one for a patch; no such module in this environment.
         """
         found = _SPEC.fullmatch(spec)
         if found is None or f".{found['module'].rpartition('.')[2]}" in SUFFIXES:
             return None
-        if op is None:
+        if found["patch"]:
+            check_patched(op)
+        elif op is None:
             known = ", ".join(registry.names("ops"))
             raise UsageError(f"{spec}: which op does it replace? Pass --op NAME (known: {known})")
         source = _source_of(found["module"])
@@ -38,9 +42,15 @@ class CallableFormat:
             spec=spec,
             path=None,
             sha256=hashlib.sha256(content).hexdigest(),
-            manifest=Manifest(op=op, entry=found["name"], binding="python"),
+            manifest=_manifest(op, found["name"], is_patch=bool(found["patch"])),
             format="callable",
         )
+
+
+def _manifest(op: str | None, entry: str, *, is_patch: bool) -> Manifest:
+    if is_patch or op is None:
+        return Manifest(kind="patch", op="patch", entry=entry, binding="patch")
+    return Manifest(op=op, entry=entry, binding="python")
 
 
 def _source_of(module: str) -> Path | None:

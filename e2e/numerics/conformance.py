@@ -121,6 +121,11 @@ class Outputs:
         """The owner whose forward has begun and not ended."""
         return self._entered[-1] if self._entered else None
 
+    @property
+    def called(self) -> set[str]:
+        """Owners that gave anything in the first step."""
+        return set(self._own)
+
     @contextlib.contextmanager
     def kept(self, sites: list[Site]) -> Iterator[None]:
         """While inside, remember what every owner gives."""

@@ -29,6 +29,8 @@ MODE_RATIO = 8.0
 """A mode's outputs may err this many times as much as the eager baseline's before the mode counts as wrong."""
 
 
+NOT_RUN = "its forward does not run with its own code in the kernel's place"
+NOT_CALLED = "it is not called in this step"
 AGAIN = 1 / 16
 """Share of the questions that are asked again of answers that an earlier run kept, one at least."""
 
@@ -57,8 +59,11 @@ class Examiner(OpExaminer):
         self._logits: tuple[Tensor, Tensor] | None = None
         self._steps: tuple[Tensor, Tensor] | None = None
 
-    def survey(self, *, seed: int, path: Path, budget_bytes: int) -> dict[str, Any]:
+    def survey(self, *, seed: int, path: Path, budget_bytes: int, is_named: bool = False) -> dict[str, Any]:
         """Run eager steps, see every call of the op, check that each site computes it, keep inputs.
+
+        Sites that the kernel has named by changing them (`is_named`) are sites whatever they compute: what would
+        rule out another one only means that its outputs alone cannot be compared.
 
         The first step runs the model as it is; the next ones with every site's own code put where a kernel would
         stand. An owner that then gives something else is left out with its like, and another step is run without
@@ -84,8 +89,12 @@ class Examiner(OpExaminer):
             first = kept[0]
             edges = [Captured(first.site, label, call) for label, call in self._op.edge_calls(first.call, seed)]
             self._calls = [*kept, _turned(first), *edges]
+        if kept or is_named:  # of a patch there is always something to run, if only in the model
             save_calls(path, self._calls)
         rows = [self._site_row(site, problems.get(site.fqn), watch.dims.get(site.fqn, [])) for site in self._sites]
+        if is_named:
+            self.fit = []  # the reference is the model itself: what is at these sites is no op
+            rows = [_as_named(row, is_called=row["fqn"] in outputs.called) for row in rows]
         return {"sites": rows, "captured": len(kept), "calls": len(self._calls)}
 
     def _try_in_place(self, sites: list[Site], watch: Watch, outputs: Outputs, seed: int) -> tuple[Site, str] | None:
@@ -97,7 +106,7 @@ class Examiner(OpExaminer):
                 inside = outputs.inside
                 if inside is None:
                     raise
-                return inside, f"its forward does not run with its own code in the kernel's place: {error}"
+                return inside, f"{NOT_RUN}: {error}"
         if outputs.changed is None:
             return None
         return outputs.changed, "its forward gives other outputs with its own code in the kernel's place"
@@ -111,7 +120,7 @@ class Examiner(OpExaminer):
         return {
             "fqn": site.fqn,
             "owner": type(site.module).__name__,
-            "incompatible": problem or (None if dims else "it is not called in this step"),
+            "incompatible": problem or (None if dims else NOT_CALLED),
             "dims": dims[0] if dims else {},
             "all_dims": dims,
             "calls": len(dims),
@@ -261,6 +270,11 @@ class Examiner(OpExaminer):
         function: Callable[..., Any] = self._op.reference
         Patch(self._op, sites_in(model, self.fit), lambda site: function)
         return model
+
+
+def _as_named(row: dict[str, Any], *, is_called: bool) -> dict[str, Any]:
+    why = str(row["incompatible"]).removeprefix(f"{NOT_RUN}: ") if is_called and row["incompatible"] else None
+    return {**row, "incompatible": None if is_called else NOT_CALLED, "unchecked": why}
 
 
 def _turned(item: Captured) -> Captured:

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from e2e.binding import NO_BACKWARD, differentiable, trainable
 from e2e.errors import CandidateError
@@ -19,10 +20,11 @@ from e2e.numerics.captures import clone_call, load_calls, output_name
 from e2e.numerics.compare import layout_of
 from e2e.numerics.conformance import LOUD
 from e2e.numerics.constraints import declined_by
-from e2e.patch import Patch, copy_sharing_weights, sites_in, split
+from e2e.patch import Patch, copy_sharing_weights, split
 from e2e.protocols import Op, OpCall, Site, outputs_of
 from e2e.schema.answers import REACHED
 from e2e.schema.evidence import TYPICAL
+from e2e.scout import Around, Replica, placed
 
 
 def run_calls(
@@ -127,9 +129,9 @@ class Counter:
     def around(self, site: Site, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, counted."""
 
-        def counted(*args: Any) -> Any:
+        def counted(*args: Any, **named: Any) -> Any:
             self.calls[site.fqn] = self.calls.get(site.fqn, 0) + 1
-            return function(*args)
+            return function(*args, **named)
 
         return counted
 
@@ -140,25 +142,35 @@ def engage(session: Any, op: Op, sites: list[Site], kernel: Callable[..., Any], 
     If the watermark does not move the step's outputs, the sites are not on the path that produces them.
     """
     counter = Counter()
-    with_kernel = _outputs(session, op, sites, lambda site: counter.around(site, kernel), seed)
-    marked = _outputs(session, op, sites, lambda site: _constant(op), seed)
+    mark: Around = (lambda site, function: _filled(function)) if isinstance(kernel, Replica) else _constant(op)
+    with_kernel, marked = (
+        step_outputs(session, placed(session.model, op, sites, kernel, around), seed)
+        for around in (counter.around, mark)
+    )
     moved = not torch.equal(_bits(with_kernel[0]), _bits(marked[0]))
     return {"calls": counter.calls, "watermark_moved": moved}
 
 
-def _constant(op: Op) -> Callable[..., Any]:
+def _constant(op: Op) -> Around:
     def constant(*call: Any) -> Any:
         made = op.allocate(*call)
         return made.fill_(math.pi) if isinstance(made, Tensor) else tuple(item.fill_(math.pi) for item in made)
 
-    return constant
+    return lambda site, kernel: constant
 
 
-def _outputs(
-    session: Any, op: Op, sites: list[Site], function_for: Callable[[Site], Callable[..., Any]], seed: int
-) -> tuple[Tensor, ...]:
-    model = copy_sharing_weights(session.model)
-    Patch(op, sites_in(model, sites), function_for)
+def _filled(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A module's forward with a constant in the place of every number that it returns."""
+
+    def filled(item: Any) -> Any:
+        is_number = isinstance(item, Tensor) and item.is_floating_point()
+        return torch.full_like(item, math.pi) if is_number else item
+
+    return lambda *args, **named: tree_map(filled, forward(*args, **named))
+
+
+def step_outputs(session: Any, model: nn.Module, seed: int) -> tuple[Tensor, ...]:
+    """One untimed step's outputs, cloned."""
     with torch.no_grad():
         session.reset()
         return tuple(tensor.clone() for tensor in session.program(model)(*session.batch(seed)))
@@ -192,8 +204,12 @@ def model_logits(
     constraints: list[str],
 ) -> int:
     """Teacher-forced logits with the kernel at its sites, saved for the clean side to judge; calls of the kernel."""
-    model, counter = copy_sharing_weights(session.model), Counter()
-    Patch(op, sites_in(model, sites), lambda site: guarded(op, site, counter.around(site, kernel), constraints))
+    counter = Counter()
+
+    def around(site: Site, function: Callable[..., Any]) -> Callable[..., Any]:
+        return guarded(op, site, counter.around(site, function), constraints)
+
+    model = placed(session.model, op, sites, kernel, around)
     logits = torch.cat([session.logits(model, ids) for ids in rows])
     save_file({"logits": logits.reshape(-1, logits.shape[-1]).contiguous()}, path)
     return sum(counter.calls.values())
@@ -217,11 +233,13 @@ def gradients(
     """
     import copy
 
-    model = copy.deepcopy(session.model)
     counter = Counter()
-    if kernel is not None:
-        function = differentiable(kernel) if native else trainable(op, kernel, borrowed=borrowed)
-        Patch(op, sites_in(model, sites), lambda site: counter.around(site, function))
+    if kernel is None:
+        model = copy.deepcopy(session.model)
+    else:
+        if not isinstance(kernel, Replica):
+            kernel = differentiable(kernel) if native else trainable(op, kernel, borrowed=borrowed)
+        model = placed(session.model, op, sites, kernel, counter.around, copied=copy.deepcopy)
     try:
         loss = session.loss(model, session.batch(seed))
         loss.backward()

@@ -93,7 +93,9 @@ class OpExaminer:
     def mutants(self, *, ratio: float) -> list[dict[str, Any]]:
         """Whether the very same comparison, on the very same inputs, rejects each wrong kernel."""
         exact = [(item, self._baseline(item), exactly(self._op, item.call)) for item in self._calls]
-        rows = []
+        rows: list[dict[str, Any]] = []
+        if not self._calls:  # nothing that any check could have noticed
+            return rows
         for name, mutant in self._op.mutants().items():
             caught = any(
                 judge_outputs(mutant(*item.call.tensors, *item.call.scalars), base, reference, ratio=ratio)[0]

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from e2e.patch import over
 from e2e.protocols import Site
 
 
@@ -157,15 +158,7 @@ def over_globals(function: types.FunctionType, **replaced: Any) -> Callable[...,
     """The same code over private globals, in which those names mean something else."""
     own = {**function.__globals__, **replaced}
     del own["__name__"]  # else torch.compile looks names up in the module of that name, and guards what is there
-    rebuilt = types.FunctionType(
-        function.__code__,
-        own,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
-    rebuilt.__kwdefaults__, rebuilt.__module__ = function.__kwdefaults__, function.__module__
-    return rebuilt
+    return over(function, own)
 
 
 @functools.cache

@@ -85,7 +85,7 @@ class ModuleOp:
         def original(x: Tensor, *state: Tensor) -> Any:
             if all(mine is theirs for (_, mine), theirs in zip(_state(module), state, strict=True)):
                 return type(module).forward(module, x)
-            return _called(module, dict(zip(names, state, strict=True)), x)
+            return called(module, dict(zip(names, state, strict=True)), x)
 
         return original
 
@@ -110,7 +110,7 @@ class ModuleOp:
         if self._module is None:
             raise RuntimeError("find_sites was not called")
         names = [name for name, _ in _state(self._module)]
-        result: Tensor = _called(self._module, dict(zip(names, state, strict=True)), x)
+        result: Tensor = called(self._module, dict(zip(names, state, strict=True)), x)
         return result
 
     def allocate(self, x: Tensor, *state: Tensor) -> Tensor:
@@ -161,8 +161,8 @@ class ModuleOp:
         }
 
 
-def _called(module: nn.Module, state: dict[str, Tensor], x: Tensor) -> Any:
-    """On a copy, so that hooks and a patched forward of the module itself play no part."""
+def called(module: nn.Module, state: dict[str, Tensor], x: Tensor) -> Any:
+    """The module with that state, on a copy, so that hooks and a patched forward of the module itself play no part."""
     twin = copy.copy(module)
     vars(twin).pop("forward", None)
     for hooks in ("_forward_hooks", "_forward_pre_hooks"):

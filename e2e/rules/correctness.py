@@ -130,7 +130,7 @@ def check_has_no_power(case: Case) -> Iterator[Reason]:
     elif evidence.model_check is not None and evidence.model_check.kernel_calls == 0:
         message = "the kernel's constraints exclude every call of the model-level check, which so says nothing"
         yield Reason(code=ReasonCode.CHECK_NO_POWER, message=message)
-    elif finished is not None and finished.rank >= Stage.CHECK.rank and not _typical(evidence, "passed"):
+    elif finished is not None and finished.rank >= Stage.CHECK.rank and not _has_passed(evidence):
         is_alone = any(check.label == EXAMPLE for check in evidence.op_checks)
         message = (
             "the kernel declines the op's example"
@@ -138,6 +138,14 @@ def check_has_no_power(case: Case) -> Iterator[Reason]:
             else "the kernel passed on no input captured from the model"
         )
         yield Reason(code=ReasonCode.CHECK_NO_POWER, message=message)
+
+
+def _has_passed(evidence: Evidence) -> bool:
+    """Whether the kernel was right on an input of this model, or has no site that could be asked alone."""
+    sites = [site for site in evidence.engagement.sites if site.status == "patched"] if evidence.engagement else []
+    if sites and all(site.unchecked for site in sites):
+        return evidence.model_check is not None or evidence.training is not None
+    return bool(_typical(evidence, "passed"))
 
 
 def numerics_of(case: Case) -> NumericsVerdict:

@@ -30,7 +30,8 @@ def misses_sites(case: Case) -> Iterator[Reason]:
         return
     found, patched, called = engagement.sites_found, engagement.sites_patched, engagement.sites_called
     if found == 0:
-        yield Reason(code=ReasonCode.NO_SITES, message="0 sites found in this model")
+        message = "0 sites found in this model" + (engagement.proof and f": {engagement.proof}")
+        yield Reason(code=ReasonCode.NO_SITES, message=message)
     elif patched == 0:
         yield Reason(code=ReasonCode.SITES_INCOMPATIBLE, message=_why_unpatched(engagement.sites))
     elif called < patched and engagement.proof:  # without a proof nothing was run yet

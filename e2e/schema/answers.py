@@ -146,6 +146,12 @@ class Memory(Answer):
     pinned_bytes: _Bytes | None = None
 
 
+class Scouted(Answer):
+    """Modules that a patch changed."""
+
+    fqns: list[str]
+
+
 class Pause(Answer):
     """What a planted pause takes."""
 
@@ -154,6 +160,7 @@ class Pause(Answer):
 
 ANSWERS: Mapping[str, type[Answer]] = {
     "bind": Nothing,
+    "scout": Scouted,
     "arena": Nothing,
     "settle": Nothing,
     "stage": Nothing,

@@ -55,6 +55,8 @@ class SiteRecord(Record):
     status: Literal["patched", "declined", "incompatible"]
     reason: str | None = None
     """Why it was not patched, in words."""
+    unchecked: str | None = None
+    """Why its outputs alone could not be compared, in words: only the model's say whether it is right."""
     dims: dict[str, int | str] = {}
     calls: int = 0
     """Calls of the kernel in one untimed step."""

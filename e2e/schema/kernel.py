@@ -10,9 +10,12 @@ from e2e.schema.constraint import check_expression
 from e2e.schema.record import Record
 from e2e.schema.workload import DType
 
-Binding = Literal["tvm-ffi", "raw", "torch", "python", "module", "aten"]
+Binding = Literal["tvm-ffi", "raw", "torch", "python", "module", "aten", "patch"]
 
-
+PATCH = "patch:"
+"""Begins the spec of an installed function that changes a model by itself."""
+OF_MODELS = ("module", "patch")
+"""Ops that are what some model's modules compute: nothing is known of them without one."""
 _WHOLE = ("int32", "int64", "uint8")
 """Dtypes of scratch memory and saved indices, beyond those of a model."""
 
@@ -49,8 +52,10 @@ class Launch(Record):
 class Manifest(Record):
     """The block in a kernel file. Missing fields are filled from the source where it says so."""
 
+    kind: Literal["op", "patch"] = "op"
+    """`patch`: the entry changes a model by itself; it is called with the model, or before there is one."""
     op: str
-    """Name of the op it replaces; without a block, from `--op` or the file's name."""
+    """Name of the op it replaces; without a block, from `--op` or the file's name. Of a patch, `patch`."""
     entry: str | dict[DType, str]
     """Exported function; one name, or one per dtype."""
     binding: Binding
@@ -86,7 +91,7 @@ class Manifest(Record):
     @property
     def is_python(self) -> bool:
         """Whether the entry is Python: it may compile at its first call, and autograd sees through it."""
-        return self.binding in ("python", "module", "aten")
+        return self.binding in ("python", "module", "aten", "patch")
 
     @property
     def brings_gradients(self) -> bool:

@@ -36,7 +36,11 @@ def check(course: Course) -> None:
         course.crew.warm()
         course.clean = course.crew.opened(clean)
     know_device(course)
-    survey(course)
+    named = None
+    if course.crew.kernel.manifest.kind == "patch":
+        named = scouted(course, begun)
+        begun = course.crew.begin(clean=False)
+    survey(course, named)
     if not course.fqns:
         begun.close()
         course.finish(STAGE)
@@ -76,14 +80,32 @@ def know_device(course: Course) -> None:
     )
 
 
-def survey(course: Course) -> None:
-    """What the model's sites are, which of them mean the op, and which the candidate takes."""
+def scouted(course: Course, begun: Worker) -> list[str]:
+    """Which modules a patch changes: found in a process of its own, where it runs on a copy of the model.
+
+    Raises:
+        CandidateFault: it raised, or what it does cannot be kept to one copy.
+    """
+    course.progress.stage("check", "what does the patch change?")
+    assert course.crew.built is not None
+    with course.crew.opened(begun) as scout:
+        built = course.crew.built.model_dump(mode="json")
+        fqns: list[str] = course.crew.ask(scout, "scout", stage=STAGE, built=built)["fqns"]
+    return fqns
+
+
+def survey(course: Course, named: list[str] | None = None) -> None:
+    """What the model's sites are, which of them mean the op, and which the candidate takes.
+
+    `named` are those of a patch, which says itself where it goes.
+    """
     assert course.clean is not None
     found = course.crew.require(
         course.clean,
         "survey",
         path=str(course.path("calls.safetensors")),
         budget_bytes=course.policy.numerics.capture_bytes,
+        named=named,
     )
     manifest = course.crew.kernel.manifest
     records = []
@@ -92,10 +114,11 @@ def survey(course: Course) -> None:
         if why is None:
             refused = [text for dims in row["all_dims"] if (text := declined_by(manifest.constraints, dims))]
             why, status = (f"the kernel declares {refused[0]!r}", "declined") if refused else (None, "patched")
-        records.append(SiteRecord(fqn=row["fqn"], owner=row["owner"], status=status, reason=why, dims=row["dims"]))
+        about = {"status": status, "reason": why, "unchecked": row.get("unchecked"), "dims": row["dims"]}
+        records.append(SiteRecord.model_validate({"fqn": row["fqn"], "owner": row["owner"], **about}))
     course.crew.fit = [record.fqn for record in records if record.status != "incompatible"]
     course.fqns = [record.fqn for record in records if record.status == "patched"]
-    _know_sites(course, records, proof="")
+    _know_sites(course, records, proof="" if named != [] else "the patch was run, and changed no module of this model")
     course.progress.note(f"{len(records)} sites of {course.crew.op}, {len(course.fqns)} take the kernel")
 
 

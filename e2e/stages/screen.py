@@ -307,7 +307,9 @@ def ceiling(course: Course) -> Estimate | None:
 
 
 def _isolated(course: Course) -> None:
-    """The op alone at the workload's first captured shape; explains, never decides."""
+    """The op alone at the workload's first captured shape; explains, never decides. A patch has no one op."""
+    if course.crew.kernel.manifest.kind == "patch":
+        return
     assert course.pilot is not None and course.evidence.engagement is not None
     alternatives = [r.alternative for r in course.evidence.arms if r.alternative and not is_adopted(r.alternative)]
     alternative = alternatives[0] if alternatives else None

@@ -32,8 +32,8 @@ HOMES: dict[str, tuple[str, dict[str, Any]]] = {
 """Models that ops which do not occur in a Llama are shown in: family and changes of its config."""
 LEARNT = {"cross_entropy", "linear_cross_entropy"}
 """Ops of a training step: they occur where the model is given labels."""
-NAMED = {"module": ["module:LlamaRMSNorm", "module:LlamaMLP"]}
-"""Names of an op whose file's name is not one."""
+NAMED: dict[str, list[str]] = {"module": ["module:LlamaRMSNorm", "module:LlamaMLP"], "patch": []}
+"""Names of an op whose file's name is not one; a patch says itself where it goes, see test_ops_patch.py."""
 NAMES = [name for stem in registry.names("ops") for name in NAMED.get(stem, [stem])]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 RATIO = 2.0

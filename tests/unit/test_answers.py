@@ -15,6 +15,7 @@ from e2e.schema.answers import ANSWERS, checked
 HONEST: dict[str, dict[str, Any]] = {
     "run_ops": {"remarks": [{"declined": "rows % 8"}, {"inputs_changed": False, "repeats": True, "layout": None}]},
     "opcheck": {"called": None, "faked": "other strides"},
+    "scout": {"fqns": ["model.norm"]},
     "engage": {"calls": {"model.norm": 1}, "watermark_moved": True},
     "logits": {"calls": 9},
     "gradients": {"loss": 2.5, "with_gradient": ["w"], "parameters": 1, "calls": {}},

@@ -883,3 +883,24 @@ def test_an_adopted_kernel_that_was_never_timed_leaves_nothing_to_decide() -> No
     found = judge(evidence(WIN), policy(opponents=["best_pytorch", ADOPTED], decides=ADOPTED))
     assert found.outcome is Outcome.INCONCLUSIVE
     assert headline(found) is ReasonCode.BASELINE_UNFAIR
+
+
+# ---- Patches
+
+
+def test_a_patch_whose_sites_nobody_can_ask_alone_is_judged_by_the_models_outputs() -> None:
+    alone = {"op_checks": [], "mutants": []}
+    unchecked = engagement(site("a", unchecked="it is called with more than one tensor"))
+    assert Outcome.CONFIRMED is judged(WIN, engagement=unchecked, **alone).outcome
+    some = engagement(site("a", unchecked="it is called with more than one tensor"), site("b"))
+    for seen in (engagement(site("a")), some):
+        assert ReasonCode.CHECK_NO_POWER is headline(judged(WIN, engagement=seen, **alone))
+    assert ReasonCode.CHECK_NO_POWER is headline(judged(WIN, engagement=unchecked, model_check=None, **alone))
+
+
+def test_a_model_that_a_patch_leaves_alone_is_none_for_it_and_the_message_says_so() -> None:
+    proof = "the patch was run, and changed no module of this model"
+    none = engagement(sites_found=0, sites_patched=0, sites_called=0, sites=[], proof=proof)
+    verdict = judged(engagement=none, op_checks=[], stage_finished=Stage.CHECK)
+    assert (Outcome.NOT_APPLICABLE, ReasonCode.NO_SITES) == (verdict.outcome, headline(verdict))
+    assert proof in verdict.reasons[0].message

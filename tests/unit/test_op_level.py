@@ -18,12 +18,13 @@ from e2e.numerics.op_level import OpExaminer, save_gradients, torch_problems
 from e2e.protocols import Op
 from e2e.schema.answers import REACHED
 from e2e.schema.evidence import EXAMPLE
+from e2e.schema.kernel import OF_MODELS
 from e2e.schema.words import ReasonCode
 
 torch.set_num_threads(1)
 
 RATIO = 2.0
-NAMES = [name for name in registry.names("ops") if name != "module"]
+NAMES = [name for name in registry.names("ops") if name not in OF_MODELS]
 DTYPES = ["float32", "float16", "bfloat16"]
 
 

@@ -292,6 +292,39 @@ def test_a_callable_is_found_without_importing_it(folder: Path, monkeypatch: pyt
     assert "which op does it replace? Pass --op NAME" in refusal("some_package.kernels:f")
 
 
+# ---- patches
+
+
+def test_a_patch_is_named_by_a_callable_or_by_a_block(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "some_patches.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(str(folder))
+    called = read_kernel("patch:some_patches:apply", op=None)
+    source = "def apply(model):\n    pass\n\n\ndef helper(x):\n    pass\n"
+    written = read("k.py", block("kind: patch", "entry: apply", mark="#") + source)
+    for kernel in (called, written):
+        manifest = kernel.manifest
+        assert ("patch", "patch", "patch", "apply") == (manifest.kind, manifest.op, manifest.binding, manifest.entry)
+    assert "apply" == read("one.py", block("kind: patch", mark="#") + source.partition("\n\n\n")[0]).manifest.entry
+
+
+def test_a_patch_is_for_no_one_op(folder: Path) -> None:
+    source = "def apply(model):\n    pass\n"
+    assert "a patch changes what it likes" in refusal("patch:os.path:join", op="rms_norm")
+    assert "a patch changes what it likes" in refused("k.py", block("kind: patch", mark="#") + source, op="rms_norm")
+    assert "k.py:2: kind: a patch is `kind: patch` alone" in refused(
+        "k.py", block("kind: patch", "op: rms_norm", mark="#") + source
+    )
+    assert "k.py:3: constraints: not for `kind: patch`" in refused(
+        "k.py", block("kind: patch", 'constraints: ["rows > 1"]', mark="#") + source
+    )
+    assert "a .cu file is bound by" in refused("k.cu", block("kind: patch", "entry: apply") + BARE.format("apply"))
+
+
+def test_what_is_no_patch_is_not_taken_for_one(folder: Path) -> None:
+    assert "textwrap:fill is no patch: write patch:" in refusal("textwrap:fill", op="patch")
+    assert "a patch is `kind: patch` alone" in refused("patch.py", "def apply(model):\n    pass\n")
+
+
 # ---- the whole
 
 
