@@ -16,7 +16,7 @@ from e2e.surroundings import Surroundings
 RESULTS = Path(__file__).parents[2] / "results"
 RUNS = sorted(file.parent for file in RESULTS.glob("h200-*/result.json"))
 SELFTESTS = sorted(RESULTS.glob("h200-selftest/*.json"))
-CODES = {Outcome.CONFIRMED: 0, Outcome.REFUTED: 10, Outcome.INCORRECT: 12}
+CODES = {Outcome.CONFIRMED: 0, Outcome.REFUTED: 10, Outcome.INCONCLUSIVE: 11, Outcome.INCORRECT: 12}
 STALE = 11
 
 
