@@ -85,7 +85,11 @@ class Examiner(OpExaminer):
             edges = [Captured(first.site, label, call) for label, call in self._op.edge_calls(first.call, seed)]
             self._calls = [*kept, _turned(first), *edges]
             save_calls(path, self._calls)
-        rows = [self._site_row(site, problems.get(site.fqn), watch.dims.get(site.fqn, [])) for site in self._sites]
+        rows = [
+            self._site_row(site, problems.get(site.fqn), watch.dims.get(site.fqn, []))
+            for site in self._sites
+            if site.is_declared or site.fqn in watch.dims or site.fqn in problems
+        ]
         return {"sites": rows, "captured": len(kept), "calls": len(self._calls)}
 
     def _try_in_place(self, sites: list[Site], watch: Watch, outputs: Outputs, seed: int) -> tuple[Site, str] | None:
