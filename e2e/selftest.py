@@ -37,6 +37,8 @@ from e2e.stages.verdict import STAGE
 POLICY = "selftest"
 ANY_MODULE = "module"
 """The op that stands for any class of modules; here for the class that the first op was found in."""
+ANY_OPERATOR = "aten"
+"""The op that stands for any operator, which only its caller can name."""
 TOO_NOISY = 11
 
 
@@ -123,7 +125,7 @@ def load(request: Request) -> Loaded:
 def _collect(course: Course, findings: Findings, runs: int, ops: tuple[str, ...]) -> None:
     budget_s = course.policy.budgets.cell_s
     known = sorted(registry.names("ops"), key=lambda name: (name != FIRST, name))
-    for op in ops or [name for name in known if name != ANY_MODULE]:
+    for op in ops or [name for name in known if name not in (ANY_MODULE, ANY_OPERATOR)]:
         if not ops and findings.base is not None and course.deadline.left_s < (1 - KERNELS_SHARE) * budget_s:
             course.progress.note(f"no time for the planted kernels of {op}: `--op {op}`, or a larger --budget")
             continue

@@ -42,18 +42,21 @@ class AtenOp:
     lists of whole numbers (a dtype, a memory format) have to stay at their defaults, and are not handed on.
     """
 
+    schema = "(Tensor[] tensors, Scalar[] others) -> Tensor"
+    alternatives: Mapping[str, Callable[..., Any]] = {}
+
     def __init__(self, overload: Any = None) -> None:
         self.overload = overload
-        self.alternatives: Mapping[str, Callable[..., Any]] = {}
         self._given: list[Any] = [] if overload is None else [a for a in overload._schema.arguments if _kind(a)]
         tensors = [argument for argument in self._given if _is_tensor(argument)]
         scalars = [argument for argument in self._given if not _is_tensor(argument)]
         self.name = "aten" if overload is None else f"aten:{_named(overload)}"
         self.tensor_names = tuple(argument.name for argument in tensors)
         self.scalar_names = tuple(argument.name for argument in scalars)
-        listed = ", ".join(f"{_kind(argument)} {argument.name}" for argument in (*tensors, *scalars))
-        count = 0 if overload is None else len(overload._schema.returns)
-        self.schema = f"({listed}) -> " + ("Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})")
+        if overload is not None:
+            listed = ", ".join(f"{_kind(argument)} {argument.name}" for argument in (*tensors, *scalars))
+            returned = ", ".join("Tensor" for _ in overload._schema.returns)
+            self.schema = f"({listed}) -> " + (f"({returned})" if "," in returned else returned)
         self._order = [*tensors, *scalars]
         self._forms: dict[Any, list[tuple[Any, ...]]] = {}
 
@@ -102,7 +105,7 @@ class AtenOp:
         """The op's call, from what the operator is called with.
 
         Raises:
-            TypeError: a call that this op does not stand for.
+            RuntimeError: a call that this op does not stand for.
         """
         given = {}
         for place, argument in enumerate(self.overload._schema.arguments):
@@ -114,10 +117,10 @@ class AtenOp:
         kind = _kind(argument)
         if kind is None:
             if value != argument.default_value:
-                raise TypeError(f"it calls {self.overload} with {argument.name}={value}, which no kernel is handed")
+                raise RuntimeError(f"it calls {self.overload} with {argument.name}={value}, which no kernel is handed")
         elif kind.startswith("Tensor"):
             if value is not None and not isinstance(value, Tensor):
-                raise TypeError(
+                raise RuntimeError(
                     f"it calls {self.overload} with a number as {argument.name}, where a kernel takes a tensor"
                 )
         elif kind.startswith("int["):
@@ -130,7 +133,7 @@ class AtenOp:
         """Uninitialised outputs, as the operator's own rule for shapes has them.
 
         Raises:
-            TypeError: an output that is no floating-point tensor, whose error would mean nothing.
+            RuntimeError: an output that is no floating-point tensor, whose error would mean nothing.
         """
         tensors = [item for item in call if isinstance(item, Tensor)]
         if any(item.is_meta or isinstance(item, FakeTensor) for item in tensors):
@@ -278,7 +281,7 @@ def _bare(item: Any) -> Any:
 def _form(item: Any, device: torch.device, overload: Any) -> tuple[Any, ...]:
     if not isinstance(item, Tensor) or not item.is_floating_point():
         kind = name_of(item.dtype) if isinstance(item, Tensor) else type(item).__name__
-        raise TypeError(f"{overload} returns {kind} here, and only errors of floating-point numbers can be judged")
+        raise RuntimeError(f"{overload} returns {kind} here, and only errors of floating-point numbers can be judged")
     return tuple(item.shape), item.stride(), item.dtype, device
 
 
