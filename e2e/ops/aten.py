@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -14,51 +13,26 @@ from e2e.errors import UsageError
 from e2e.operators import Interception, intercepted
 from e2e.ops._inputs import Draw, name_of
 from e2e.ops._mistakes import without_last_row
+from e2e.ops._overloads import Overload, overload_called
 from e2e.ops._sites import plain_forward
 from e2e.protocols import OpCall, Site, outputs_of
 
-_TENSORS = {"Tensor": "Tensor", "Optional[Tensor]": "Tensor?"}
-_SCALARS = {
-    "number": "float",
-    "float": "float",
-    "int": "int",
-    "bool": "bool",
-    "str": "str",
-    "Optional[number]": "float?",
-    "Optional[float]": "float?",
-    "Optional[int]": "int?",
-    "Optional[bool]": "bool?",
-    "List[int]": "int[]",
-    "Optional[List[int]]": "int[]?",
-}
-"""What a kernel may be handed, and how an op's schema writes it; torch names the kinds so."""
-_COMPOSITE = "CompositeImplicitAutograd"
-
 
 class AtenOp:
-    """What one overload of an operator computes; its call is the overload's tensors, then its other arguments.
-
-    The arguments keep their names and their order within both kinds. Those that are neither tensors nor scalars nor
-    lists of whole numbers (a dtype, a memory format) have to stay at their defaults, and are not handed on.
-    """
+    """What one overload of an operator computes; its call is `Overload`'s: tensors, then other arguments."""
 
     schema = "(Tensor[] tensors, Scalar[] others) -> Tensor"
     alternatives: Mapping[str, Callable[..., Any]] = {}
+    tensor_names: tuple[str, ...] = ()
+    scalar_names: tuple[str, ...] = ()
+    name = "aten"
 
-    def __init__(self, overload: Any = None) -> None:
-        self.overload = overload
-        self._given: list[Any] = [] if overload is None else [a for a in overload._schema.arguments if _kind(a)]
-        tensors = [argument for argument in self._given if _is_tensor(argument)]
-        scalars = [argument for argument in self._given if not _is_tensor(argument)]
-        self.name = "aten" if overload is None else f"aten:{_named(overload)}"
-        self.tensor_names = tuple(argument.name for argument in tensors)
-        self.scalar_names = tuple(argument.name for argument in scalars)
-        if overload is not None:
-            listed = ", ".join(f"{_kind(argument)} {argument.name}" for argument in (*tensors, *scalars))
-            returned = ", ".join("Tensor" for _ in overload._schema.returns)
-            self.schema = f"({listed}) -> " + (f"({returned})" if "," in returned else returned)
-        self._order = [*tensors, *scalars]
+    def __init__(self, overload: Overload | None = None) -> None:
+        self._overload = overload
         self._forms: dict[Any, list[tuple[Any, ...]]] = {}
+        if overload is not None:
+            self.name, self.schema = f"aten:{overload.name}", overload.schema
+            self.tensor_names, self.scalar_names = overload.tensors, overload.scalars
 
     def of(self, name: str) -> AtenOp:
         """The op of that overload, such as `silu.default`.
@@ -66,15 +40,11 @@ class AtenOp:
         Raises:
             UsageError: no such overload, or one that no kernel can stand for; says why.
         """
-        overload = _overload(name)
-        problem = _problem(overload)
-        if problem is not None:
-            raise UsageError(f"aten:{name} cannot be replaced: {problem}")
-        return AtenOp(overload)
+        return AtenOp(overload_called(name))
 
     def find_sites(self, model: nn.Module) -> list[Site]:
         """Every module: in which of them the operator is called, only a step can tell."""
-        if self.overload is None:
+        if self._overload is None:
             return []
         return [
             Site(fqn, module, {}, is_declared=False)
@@ -84,50 +54,22 @@ class AtenOp:
 
     def own(self, site: Site) -> Callable[..., Any]:
         """The operator itself."""
-        return self.reference
+        return self._known
 
     def forward_with(self, site: Site, function: Callable[..., Any] | None) -> Callable[..., Any]:
         """The module's forward, in which the operator's calls are the function's."""
-        return intercepted(Interception(self.overload, site.module, function or self.reference, self._ordered))
+        known = self._known
+        return intercepted(Interception(known.target, site.module, function or known, known.ordered))
 
     def reference(self, *call: Any) -> Any:
         """The operator, in the precision that it is given."""
-        given = dict(zip((argument.name for argument in self._order), call, strict=True))
-        args = [
-            given.get(argument.name, argument.default_value)
-            for argument in self.overload._schema.arguments
-            if not argument.kwarg_only
-        ]
-        named = {argument.name: given[argument.name] for argument in self._given if argument.kwarg_only}
-        return self.overload(*args, **named)
+        return self._known(*call)
 
-    def _ordered(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The op's call, from what the operator is called with.
-
-        Raises:
-            RuntimeError: a call that this op does not stand for.
-        """
-        given = {}
-        for place, argument in enumerate(self.overload._schema.arguments):
-            value = args[place] if place < len(args) else kwargs.get(argument.name, argument.default_value)
-            given[argument.name] = self._taken(argument, value)
-        return tuple(given[argument.name] for argument in self._order)
-
-    def _taken(self, argument: Any, value: Any) -> Any:
-        kind = _kind(argument)
-        if kind is None:
-            if value != argument.default_value:
-                raise RuntimeError(f"it calls {self.overload} with {argument.name}={value}, which no kernel is handed")
-        elif kind.startswith("Tensor"):
-            if value is not None and not isinstance(value, Tensor):
-                raise RuntimeError(
-                    f"it calls {self.overload} with a number as {argument.name}, where a kernel takes a tensor"
-                )
-        elif kind.startswith("int["):
-            return None if value is None else tuple(value)
-        elif kind.startswith("float"):
-            return None if value is None else float(value)
-        return value
+    @property
+    def _known(self) -> Overload:
+        if self._overload is None:
+            raise RuntimeError("no operator was named: `of` gives the op of one")
+        return self._overload
 
     def allocate(self, *call: Any) -> Any:
         """Uninitialised outputs, as the operator's own rule for shapes has them.
@@ -141,7 +83,7 @@ class AtenOp:
         key = tuple((i.shape, i.stride(), i.dtype, i.device) if isinstance(i, Tensor) else i for i in call)
         if key not in self._forms:
             found = outputs_of(self.reference(*[_bare(item) for item in call]))
-            self._forms[key] = [_form(item, tensors[0].device, self.overload) for item in found]
+            self._forms[key] = [_form(item, tensors[0].device, self.name) for item in found]
         made = [
             torch.empty_strided(shape, strides, dtype=dtype, device=device)
             for shape, strides, dtype, device in self._forms[key]
@@ -211,66 +153,6 @@ class AtenOp:
         }
 
 
-def _overload(name: str) -> Any:
-    """The overload of that name.
-
-    Raises:
-        UsageError: there is none; names those of the operator, or the nearest operator.
-    """
-    operator, _, overload = name.partition(".")
-    known = (found.partition("::") for found in torch._C._dispatch_get_all_op_names())
-    operators = {found.partition(".")[0] for space, _, found in known if space == "aten"}
-    if operator not in operators:
-        close = difflib.get_close_matches(operator, operators, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise UsageError(f"aten:{name}: ATen has no operator {operator!r}{hint}")
-    packet = getattr(torch.ops.aten, operator)
-    overloads = packet.overloads()
-    if overload not in overloads:
-        listed = ", ".join(f"aten:{operator}.{found}" for found in overloads)
-        raise UsageError(f"aten:{name}: name one of its overloads: {listed}")
-    return getattr(packet, overload)
-
-
-def _problem(overload: Any) -> str | None:
-    """Why no kernel can stand for that overload."""
-    schema, tags = overload._schema, overload.tags
-    if any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):
-        return "it writes to an argument, and a kernel here returns what it computes"
-    if any(item.alias_info is not None for item in (*schema.arguments, *schema.returns)):
-        return "it returns a view of an argument, which no kernel can compute"
-    if torch.Tag.nondeterministic_seeded in tags:
-        return "it may draw random numbers"
-    if torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags:
-        return "the form of what it returns depends on values"
-    if torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), _COMPOSITE):
-        return "it is made of other operators, which are what a model calls in the end: name one of those"
-    if not schema.returns or any(str(item.type) != "Tensor" for item in schema.returns):
-        return "it returns something else than tensors"
-    for argument in schema.arguments:
-        if _kind(argument) is None and not argument.has_default_value():
-            return f"its argument {argument.name} is a {argument.real_type}, which no kernel is handed"
-    if not any(_is_tensor(argument) for argument in schema.arguments):
-        return "it takes no tensor"
-    return None
-
-
-def _named(overload: Any) -> str:
-    """As in the op's name: `silu.default`."""
-    return f"{overload._schema.name.partition('::')[2]}.{overload._schema.overload_name or 'default'}"
-
-
-def _kind(argument: Any) -> str | None:
-    """As an op's schema writes it; None for what a kernel is not handed."""
-    text = str(argument.real_type)
-    text = text.replace("SymInt", "int").replace("Scalar", "number") if "ScalarType" not in text else text
-    return _TENSORS.get(text) or _SCALARS.get(text)
-
-
-def _is_tensor(argument: Any) -> bool:
-    return (_kind(argument) or "").startswith("Tensor")
-
-
 def _bare(item: Any) -> Any:
     """The tensor's form without memory."""
     if not isinstance(item, Tensor):
@@ -278,10 +160,10 @@ def _bare(item: Any) -> Any:
     return torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device="meta")
 
 
-def _form(item: Any, device: torch.device, overload: Any) -> tuple[Any, ...]:
+def _form(item: Any, device: torch.device, name: str) -> tuple[Any, ...]:
     if not isinstance(item, Tensor) or not item.is_floating_point():
         kind = name_of(item.dtype) if isinstance(item, Tensor) else type(item).__name__
-        raise RuntimeError(f"{overload} returns {kind} here, and only errors of floating-point numbers can be judged")
+        raise RuntimeError(f"{name} returns {kind} here, and only errors of floating-point numbers can be judged")
     return tuple(item.shape), item.stride(), item.dtype, device
 
 
