@@ -167,7 +167,7 @@ class Arena:
         if arm_name.mode.is_compiled:
             backend = CountingBackend(arm_name.mode)
             backend.watched = self._registered.get(self._candidate.kernel.sha256) if self._candidate else None
-            backend.interceptions = interceptions_in(model)
+            backend.interceptions = interceptions_in(program)
             run = _compiled(program, backend)
         arm = Arm(arm_name, run, backend, seed if arm_name.role is Role.HEADROOM else None)
         self._arms[name] = arm

@@ -91,10 +91,11 @@ class _InOwnForward(TorchDispatchMode):
 # ---- Compiled code
 
 
-def interceptions_in(model: nn.Module) -> dict[str, Interception]:
-    """Those of the model's patched forwards, by what a traced graph calls their owners."""
-    found = ((module, getattr(vars(module).get("forward"), _INTERCEPTION, None)) for module in model.modules())
-    return {str(id(module)): item for module, item in found if item is not None}
+def interceptions_in(program: nn.Module) -> dict[str, Interception]:
+    """Those of the patched forwards in a program that is compiled, by what a traced graph calls their owners."""
+    owners = [("", program), *((str(id(module)), module) for module in program.modules())]
+    found = ((owner, getattr(vars(module).get("forward"), _INTERCEPTION, None)) for owner, module in owners)
+    return {owner: item for owner, item in found if item is not None}
 
 
 def replace(graph: fx.GraphModule, interceptions: Mapping[str, Interception]) -> list[Callable[..., Any]]:
@@ -127,7 +128,10 @@ def replace(graph: fx.GraphModule, interceptions: Mapping[str, Interception]) ->
 
 
 def _owner_of(node: fx.Node) -> str:
-    """What Dynamo calls the module in whose forward the node was traced: its `id`, with a number when called again."""
+    """What Dynamo calls the module in whose forward the node was traced: its `id`, with a number when called again.
+
+    The program itself has no name there.
+    """
     stack = node.meta.get("nn_module_stack") or {"": None}
     return str(next(reversed(stack))).partition("@")[0]
 
