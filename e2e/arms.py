@@ -91,12 +91,15 @@ class CountingBackend:
         self.nodes = 0
         self.interceptions: Mapping[str, Interception] = {}
         """What stands where the graph calls an operator, by the operator's owner."""
+        self.placed: list[Interception] = []
 
     def __call__(self, graph: Any, inputs: Any) -> Any:
         self.graphs += 1
         self.nodes += sum(1 for node in graph.graph.nodes if node.target is self.watched)
         if self.interceptions:
-            self.nodes += sum(1 for placed in replace(graph, self.interceptions) if placed is self.watched)
+            placed = replace(graph, self.interceptions)
+            self.nodes += sum(1 for item in placed if item.function is self.watched)
+            self.placed += placed
         return self._inductor(graph, inputs)
 
 
@@ -177,6 +180,8 @@ class Arena:
             first = self._moved(self.batches(arm, [seed])[0])
             arm.program = GraphedStep(program, first, before=self._before_capture)
         broken = self._first_step(arm, program, seed)
+        if backend is not None:
+            _need_all(backend)
         first_step_s = time.perf_counter() - start
         self.run(name, seeds=[seed + 1, seed + 2])
         return {"first_step_s": first_step_s, "graph_breaks": broken, **self._proof(arm, seed, profiled)}
@@ -446,6 +451,20 @@ def _compiled(program: nn.Module, backend: CountingBackend, *, fullgraph: bool =
         torch._dynamo.config.recompile_limit = 64
     compiled: Callable[..., Any] = torch.compile(program, **options)
     return compiled
+
+
+def _need_all(backend: CountingBackend) -> None:
+    """Refuse an arm in whose graph an operator was not replaced everywhere: it would be the baseline under its name.
+
+    Raises:
+        RuntimeError: names the first module whose calls are not there.
+    """
+    for item in backend.interceptions.values():
+        if item not in backend.placed:
+            owner = type(item.owner).__name__
+            raise RuntimeError(
+                f"the compiled graph has no call of {item.operator} in {owner}, where an eager step has one"
+            )
 
 
 def _replay_eager(recorded: tuple[Tensor, ...]) -> Callable[..., Any]:

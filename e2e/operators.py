@@ -98,8 +98,8 @@ def interceptions_in(program: nn.Module) -> dict[str, Interception]:
     return {owner: item for owner, item in found if item is not None}
 
 
-def replace(graph: fx.GraphModule, interceptions: Mapping[str, Interception]) -> list[Callable[..., Any]]:
-    """Put the functions where the graph, as Dynamo traced it, calls the operator; every function once a call.
+def replace(graph: fx.GraphModule, interceptions: Mapping[str, Interception]) -> list[Interception]:
+    """Put the functions where the graph, as Dynamo traced it, calls the operator; every interception once a call.
 
     A node of that graph may be many operators. One with the operator among them is run under the dispatch mode when
     the compiler traces it further down: what is compiled then holds the function and no interception.
@@ -107,7 +107,7 @@ def replace(graph: fx.GraphModule, interceptions: Mapping[str, Interception]) ->
     Raises:
         RuntimeError: a node in an owner's forward whose operators cannot be known.
     """
-    placed: list[Callable[..., Any]] = []
+    placed: list[Interception] = []
     state: dict[str, list[fx.Node]] = {}
     for node in list(graph.graph.nodes):
         owner = _owner_of(node)
@@ -120,7 +120,7 @@ def replace(graph: fx.GraphModule, interceptions: Mapping[str, Interception]) ->
             known.append(node.args[0])
             graph.graph.erase_node(node)
         elif count := _calls_in(node, found.operator):
-            placed += [found.function] * count
+            placed += [found] * count
             node.args = (tuple(state.get(owner, ())), *node.args)
             node.op, node.target = "call_function", _replaced(found, _target(node))
     graph.recompile()

@@ -15,6 +15,7 @@ from e2e import arms, registry
 from e2e.arms import Arena, Bound, Candidate, CountingBackend
 from e2e.configuration import load_workload
 from e2e.numerics.examine import Examiner
+from e2e.operators import Interception
 from e2e.ops.rms_norm import RmsNorm
 from e2e.schema.words import Mode
 from e2e.schema.workload import cells_of
@@ -36,6 +37,7 @@ class FakeInductor(CountingBackend):
         self._inductor = lambda graph, inputs: graph.forward
         self.watched: Any = None
         self.graphs = self.nodes = 0
+        self.placed: list[Interception] = []
 
 
 @pytest.fixture(autouse=True)
@@ -422,6 +424,15 @@ def test_owners_that_the_kernel_does_not_take_keep_the_operator(
     kernel.calls = 0
     arena.run(f"candidate:{mode}", seeds=SEEDS)
     assert kernel.calls == len(SEEDS) * tiny.LAYERS
+
+
+def test_a_graph_without_an_operators_call_is_no_arm(
+    session: Any, multiplying: tuple[Any, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Headroom that left everything as it is would say that nothing can be won."""
+    monkeypatch.setattr(arms, "replace", lambda graph, interceptions: [])
+    with pytest.raises(RuntimeError, match=r"no call of aten\.mul\.Tensor in Llama"):
+        Arena(session, MUL, multiplying[0], None).prepare("sham:compile", seed=7)
 
 
 # ---- On a device: graphs captured by hand, inputs that start on the host

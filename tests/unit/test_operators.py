@@ -65,7 +65,7 @@ class Tracer:
         self._interceptions = interceptions_in(model)
 
     def __call__(self, graph: Any, inputs: Any) -> Any:
-        self.placed += replace(graph, self._interceptions)
+        self.placed += [item.function for item in replace(graph, self._interceptions)]
         return graph.forward
 
 
