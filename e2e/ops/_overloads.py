@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -49,6 +49,7 @@ class Overload:
         self.schema = f"({listed}) -> " + (f"({returned})" if "," in returned else returned)
         self._named = {item.name for item in target._schema.arguments if item.kwarg_only}
         self._only_tensors = len(self.tensors) == len(self._arguments) and not self._named
+        self._call = self.spread(target)
 
     @property
     def name(self) -> str:
@@ -57,11 +58,19 @@ class Overload:
 
     def __call__(self, *call: Any) -> Any:
         """What the operator makes of a call of the op."""
+        return self._call(*call)
+
+    def spread(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that is called as the operator is, as one of the op's call."""
         if self._only_tensors:
-            return self.target(*call)
-        given = dict(zip(self._names, call, strict=True))
-        args = [given.get(name, default) for name, _, default in self._arguments if name not in self._named]
-        return self.target(*args, **{name: given[name] for name in self._names if name in self._named})
+            return function
+
+        def called(*call: Any) -> Any:
+            given = dict(zip(self._names, call, strict=True))
+            args = [given.get(name, default) for name, _, default in self._arguments if name not in self._named]
+            return function(*args, **{name: given[name] for name in self._names if name in self._named})
+
+        return called
 
     def ordered(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """The op's call, from what the operator is called with.

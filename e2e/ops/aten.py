@@ -65,6 +65,10 @@ class AtenOp:
         """The operator, in the precision that it is given."""
         return self._known(*call)
 
+    def spread(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """See `Overload.spread`."""
+        return self._known.spread(function)
+
     @property
     def _known(self) -> Overload:
         if self._overload is None:
