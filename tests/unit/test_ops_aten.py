@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from e2e import registry
+from e2e.builders._calls import scalar_types
 from e2e.errors import UsageError
 from e2e.numerics.examine import Examiner
 from e2e.patch import observed
@@ -169,3 +170,8 @@ def test_a_module_whose_calls_no_kernel_can_take_is_shown_with_the_reason(tmp_pa
 
 def test_an_operator_that_the_model_does_not_call_has_no_sites(tmp_path: Path) -> None:
     assert survey("gelu.default", tmp_path) == {}
+
+
+def test_a_list_of_numbers_is_a_kind_of_its_own_to_builders() -> None:
+    assert {"dim": "int[]", "keepdim": "bool"} == scalar_types(registry.load_op("aten:mean.dim"))
+    assert {"beta": "float", "alpha": "float"} == scalar_types(registry.load_op("aten:addmm.default"))
