@@ -83,7 +83,7 @@ class Examiner(OpExaminer):
         if kept:
             first = kept[0]
             edges = [Captured(first.site, label, call) for label, call in self._op.edge_calls(first.call, seed)]
-            self._calls = [*kept, _turned(first), *edges]
+            self._calls = [*kept, *_turned(first), *edges]
             save_calls(path, self._calls)
         rows = [
             self._site_row(site, problems.get(site.fqn), watch.dims.get(site.fqn, []))
@@ -267,11 +267,19 @@ class Examiner(OpExaminer):
         return model
 
 
-def _turned(item: Captured) -> Captured:
-    """A call of the same shapes with other values: an op that a step calls once would let a kernel answer by shape."""
+def _turned(item: Captured) -> list[Captured]:
+    """A call of the same shapes with other values: an op that a step calls once would let a kernel answer by shape.
+
+    None where the first tensor is one value, or one in many places.
+    """
     moved = clone_call(item.call)  # its strides too
-    moved.tensors[0].copy_(item.call.tensors[0].roll(1, 0).roll(1, -1))
-    return Captured(item.site, "the same shape, values moved", moved)
+    first = moved.tensors[0]
+    if not first.dim() or any(
+        size > 1 and not stride for size, stride in zip(first.shape, first.stride(), strict=True)
+    ):
+        return []
+    first.copy_(item.call.tensors[0].roll(1, 0).roll(1, -1))
+    return [Captured(item.site, "the same shape, values moved", moved)]
 
 
 def _same_again(known: dict[str, Tensor], questions: list[Question], model: nn.Module) -> int:

@@ -118,18 +118,19 @@ class AtenOp:
         What is legal for an unknown operator, the call itself shows: signs stay, nothing grows, and whole numbers,
         which may be places in something, stay as they are.
         """
+        changed = _changeable(call)
 
         def made(change: Callable[[Draw, Tensor], Tensor]) -> OpCall:
             tensors = (
-                change(Draw(seed + place, item), item) if item is not None and item.is_floating_point() else item
+                change(Draw(seed + place, item), item) if place in changed else item
                 for place, item in enumerate(call.tensors)
             )
             return OpCall(tuple(tensors), call.scalars)
 
-        yield "values in other places", made(lambda draw, item: _shuffled(draw, item))
-        yield "smaller values", made(lambda draw, item: _shuffled(draw, item) * draw.made(0.25 + 0.5 * _random(draw)))
-        yield "hundredths", made(lambda draw, item: _shuffled(draw, item) * 0.01)
-        yield "gaps between rows", made(lambda draw, item: _apart(_shuffled(draw, item)))
+        yield "values in other places", made(_moved)
+        yield "smaller values", made(lambda draw, item: _moved(draw, item) * float(0.2 + draw.normal(1).sigmoid() / 2))
+        yield "hundredths", made(lambda draw, item: _moved(draw, item) * 0.01)
+        yield "gaps between rows", made(lambda draw, item: _apart(_moved(draw, item)))
 
     def mutants(self) -> Mapping[str, Callable[..., Any]]:
         """Wrong outputs that any operator's check must notice."""
@@ -171,14 +172,21 @@ def _form(item: Any, device: torch.device, name: str) -> tuple[Any, ...]:
     return tuple(item.shape), item.stride(), item.dtype, device
 
 
-def _random(draw: Draw) -> Tensor:
-    return draw.normal(1)[0].sigmoid()
+def _changeable(call: OpCall) -> set[int]:
+    """Places of the tensors that an edge changes: no whole numbers, and of large ones at most the smallest."""
+    sizes = {
+        place: item.numel()
+        for place, item in enumerate(call.tensors)
+        if item is not None and item.is_floating_point() and item.numel()
+    }
+    small = {place for place, size in sizes.items() if size <= _LARGE}
+    return small or set(sorted(sizes, key=sizes.__getitem__)[:1])
 
 
-def _shuffled(draw: Draw, item: Tensor) -> Tensor:
+def _moved(draw: Draw, item: Tensor) -> Tensor:
     """The same values in other places, in the same layout."""
-    order = draw.normal(item.numel()).argsort().to(item.device)
-    return torch.empty_like(item).copy_(item.reshape(-1)[order].reshape(item.shape))
+    places = 1 + int(draw.integers(max(1, item.numel() - 1)))
+    return torch.empty_like(item).copy_(item.reshape(-1).roll(places).reshape(item.shape))
 
 
 def _apart(item: Tensor) -> Tensor:
@@ -189,6 +197,8 @@ def _apart(item: Tensor) -> Tensor:
     return wide[..., : item.shape[-1]].copy_(item)
 
 
+_LARGE = 2**22
+"""Elements of a tensor, probably a weight, of which no edge holds a copy of its own."""
 _UNIMPLEMENTED = nn.Module.forward
 """That of containers, which nobody calls."""
 

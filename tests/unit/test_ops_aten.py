@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from e2e import registry
 from e2e.builders._calls import scalar_types
 from e2e.errors import UsageError
-from e2e.numerics.examine import Examiner
+from e2e.numerics.captures import Captured
+from e2e.numerics.examine import Examiner, _turned
 from e2e.patch import observed
 from e2e.protocols import OpCall
 from tests.sessions import LlamaSession
@@ -175,3 +176,17 @@ def test_an_operator_that_the_model_does_not_call_has_no_sites(tmp_path: Path) -
 def test_a_list_of_numbers_is_a_kind_of_its_own_to_builders() -> None:
     assert {"dim": "int[]", "keepdim": "bool"} == scalar_types(registry.load_op("aten:mean.dim"))
     assert {"beta": "float", "alpha": "float"} == scalar_types(registry.load_op("aten:addmm.default"))
+
+
+def test_edges_share_a_large_weight_with_the_captured_call() -> None:
+    op, weight = registry.load_op("aten:mm.default"), torch.ones(1).expand(2**12, 2**11)
+    for _, edge in op.edge_calls(OpCall((torch.ones(2, 2**12), weight), ()), 1):
+        assert edge.tensors[1] is weight
+
+
+def test_a_first_tensor_of_one_value_is_no_reason_to_fail() -> None:
+    """The call with moved values is left out: there is nothing that could be moved."""
+    item = Captured("x", "captured", OpCall((torch.tensor(2.0), X), ()))
+    assert _turned(item) == []
+    assert _turned(Captured("x", "captured", OpCall((torch.ones(1).expand(3, 4), X), ()))) == []
+    assert len(_turned(Captured("x", "captured", OpCall((X[:1], X), ())))) == 1
