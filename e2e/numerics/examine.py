@@ -274,9 +274,8 @@ def _turned(item: Captured) -> list[Captured]:
     """
     moved = clone_call(item.call)  # its strides too
     first = moved.tensors[0]
-    if not first.dim() or any(
-        size > 1 and not stride for size, stride in zip(first.shape, first.stride(), strict=True)
-    ):
+    steps = [stride for size, stride in zip(first.shape, first.stride(), strict=True) if size > 1]
+    if not steps or 0 in steps:
         return []
     first.copy_(item.call.tensors[0].roll(1, 0).roll(1, -1))
     return [Captured(item.site, "the same shape, values moved", moved)]
