@@ -20,6 +20,7 @@ from e2e.binding import registered, sparing
 from e2e.errors import CandidateError
 from e2e.measure.fingerprint import Ring
 from e2e.measure.pause import Pause
+from e2e.operators import READS, Interception, interceptions_in, replace
 from e2e.patch import Patch, copy_sharing_weights, observed, sites_in
 from e2e.protocols import Built, Op, OpCall, Site, outputs_of
 from e2e.schema.words import Mode, Role
@@ -90,10 +91,19 @@ class CountingBackend:
         self._traces = traces
         self.graphs = 0
         self.nodes = 0
+        self.watched: Any = None
+        """The candidate as a registered op, where it stands in the place of operators."""
+        self.interceptions: Mapping[str, Interception] = {}
+        """What stands where the graph calls an operator, by the operator's owner."""
+        self.placed: list[Interception] = []
 
     def __call__(self, graph: Any, inputs: Any) -> Any:
         self.graphs += 1
         self.nodes += self._traces(graph.graph)
+        if self.interceptions:
+            placed = replace(graph, self.interceptions)
+            self.nodes += sum(1 for item in placed if item.function is self.watched)
+            self.placed += placed
         return self._inductor(graph, inputs)
 
 
@@ -162,6 +172,8 @@ class Arena:
         run: Callable[..., Any] = program
         if arm_name.mode.is_compiled:
             backend = CountingBackend(arm_name.mode, self._traces(arm_name.role, model))
+            backend.watched = self._registered.get(self._candidate.kernel.sha256) if self._candidate else None
+            backend.interceptions = interceptions_in(model)
             run = _compiled(program, backend)
         arm = Arm(arm_name, run, backend, seed if arm_name.role is Role.HEADROOM else None)
         self._arms[name] = arm
@@ -171,6 +183,8 @@ class Arena:
             first = self._moved(self.batches(arm, [seed])[0])
             arm.program = GraphedStep(program, first, before=self._before_capture)
         broken = self._first_step(arm, program, seed)
+        if backend is not None:
+            _need_all(backend)
         first_step_s = time.perf_counter() - start
         self.run(name, seeds=[seed + 1, seed + 2])
         return {"first_step_s": first_step_s, "graph_breaks": broken, **self._proof(arm, seed, profiled)}
@@ -392,10 +406,10 @@ class Arena:
 
         def replay(site: Site) -> Callable[..., Any]:
             calls = recorded.get(site.fqn, [])
-            if len(calls) == 1:
-                return _replay_compiled(site, calls[0]) if mode.is_compiled else _replay_eager(calls[0])
+            if mode.is_compiled and (len(calls) == 1 or (calls and not site.is_declared)):
+                return _replay_compiled(site, calls)
             if calls and not mode.is_compiled:
-                return _replay_several(calls)
+                return _replay_eager(calls[0]) if len(calls) == 1 else _replay_several(calls)
             raise RuntimeError(f"{site.fqn} ran {len(calls)} times in a step: its outputs cannot be replayed")
 
         Patch(self._op, sites, replay)
@@ -464,6 +478,20 @@ def _compiled(program: nn.Module, backend: CountingBackend, *, fullgraph: bool =
     return compiled
 
 
+def _need_all(backend: CountingBackend) -> None:
+    """Refuse an arm in whose graph an operator was not replaced everywhere: it would be the baseline under its name.
+
+    Raises:
+        RuntimeError: names the first module whose calls are not there.
+    """
+    for item in backend.interceptions.values():
+        if item not in backend.placed:
+            owner = type(item.owner).__name__
+            raise RuntimeError(
+                f"the compiled graph has no call of {item.operator} in {owner}, where an eager step has one"
+            )
+
+
 def _replay_eager(recorded: tuple[Tensor, ...]) -> Callable[..., Any]:
     output = _returned(recorded)
     return lambda *call: output
@@ -474,21 +502,29 @@ def _replay_several(recorded: list[tuple[Tensor, ...]]) -> Callable[..., Any]:
     return lambda *call: next(outputs)
 
 
-def _replay_compiled(site: Site, recorded: tuple[Tensor, ...]) -> Callable[..., Any]:
+def _replay_compiled(site: Site, recorded: list[tuple[Tensor, ...]]) -> Callable[..., Any]:
     """Under a compiler recordings are buffers, and an opaque op keeps the call's tensors alive.
 
     Without it the compiler deletes everything upstream of the site, and the ceiling means nothing.
     """
     _define_touch()
-    module, names = site.module, [f"e2e_recorded_{number}" for number in range(len(recorded))]
-    for name, tensor in zip(names, recorded, strict=True):
-        module.register_buffer(name, tensor, persistent=False)
+    module = site.module
+    names = [[f"e2e_recorded_{turn}_{place}" for place in range(len(item))] for turn, item in enumerate(recorded)]
+    for turn, item in enumerate(recorded):
+        for name, tensor in zip(names[turn], item, strict=True):
+            module.register_buffer(name, tensor, persistent=False)
 
-    def replayed(*call: Any) -> Any:
+    def given(names: list[str], call: tuple[Any, ...]) -> Any:
         outputs = [getattr(module, name) for name in names]
         torch.ops.e2e_headroom.touch(outputs[0], [item for item in call if isinstance(item, Tensor)])
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
+    (first, *more), turns = names, itertools.cycle(names)
+
+    def replayed(*call: Any) -> Any:
+        return given(next(turns) if more else first, call)  # where there are more, no Dynamo looks in here
+
+    vars(replayed)[READS] = tuple(itertools.chain(*names))
     return replayed
 
 

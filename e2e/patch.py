@@ -52,7 +52,7 @@ def sites_of(op: Op, model: nn.Module, globs: Sequence[str]) -> list[Site]:
 
 def sites_in(copied: nn.Module, sites: list[Site]) -> list[Site]:
     """The same sites in another module tree of the same model."""
-    return [Site(site.fqn, copied.get_submodule(site.fqn), site.scalars, site.incompatible) for site in sites]
+    return [replace(site, module=copied.get_submodule(site.fqn)) for site in sites]
 
 
 class Patch:

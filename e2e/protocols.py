@@ -94,6 +94,8 @@ class Site:
     """Scalar arguments read from the module, such as `eps`."""
     incompatible: str | None = None
     """Why the kernel's op cannot stand here, in words."""
+    is_declared: bool = True
+    """Whether the module says that the op happens there; else a step has to, and where none does is no site."""
 
 
 @dataclass(frozen=True)

@@ -203,6 +203,11 @@ def _time(result: Result, evidence: Evidence) -> Facts:
     if evidence.isolated is not None and evidence.isolated.plumbing_s is not None:
         cost = max(0.0, evidence.isolated.plumbing_s)
         yield "plumbing", f"{duration(cost, digits=2)} of host time per call of the kernel are e2e's own, in eager arms"
+    elif evidence.isolated is not None and result.kernels[0].manifest.op.startswith("aten:"):
+        yield (
+            "plumbing",
+            "in eager arms every operator beside the replaced one passes through Python; identical code shows the cost",
+        )
     if evidence.stage_ends:
         text = ", ".join(f"{end.stage} after {span(end.seconds)}" for end in evidence.stage_ends)
         used = result.time_use

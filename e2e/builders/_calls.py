@@ -208,9 +208,9 @@ def bind_failed(built: Built, reason: str, *, line: int | None = None) -> Candid
 
 
 def scalar_types(op: Op) -> dict[str, str]:
-    """Type of every scalar argument, from the op's schema: `{"eps": "float"}`."""
+    """Type of every scalar argument, from the op's schema: `{"eps": "float"}`; a list's is `int[]`."""
     inside = op.schema.partition("(")[2].rpartition("->")[0]
-    found = re.findall(r"(float|int|bool|str)\??\s+(\w+)", inside)
+    found = re.findall(r"((?:float|int|bool|str)(?:\[\])?)\??\s+(\w+)", inside)
     return {name: kind for kind, name in found}
 
 

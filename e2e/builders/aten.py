@@ -1,14 +1,24 @@
-"""Functions that are called as ATen calls an operator, as the op that means the same here."""
+"""Functions that are called as ATen calls an operator, as that operator or as the op that means the same here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from e2e.builders._calls import bind_failed, entry_for
 from e2e.builders._import import attribute, candidate_module, parsed
 from e2e.protocols import BuildTarget, Built, Op
 from e2e.schema.kernel import Kernel
+
+
+@runtime_checkable
+class AnyOperator(Protocol):
+    """An op that is an operator of ATen."""
+
+    def spread(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that is called as the operator is, as one of the op's call."""
+        ...
+
 
 _SUFFIX = "_kernel_impl"
 _Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -44,6 +54,8 @@ class AtenBuilder:
             CandidateError: `bind_failed`: its name is no operator that is known here.
         """
         entry = entry_for(built, dtype)
+        if isinstance(op, AnyOperator):
+            return op.spread(attribute(candidate_module(built), entry, built))
         name = entry.removesuffix(_SUFFIX)
         operator = next((known for known in CALLS if name == known or name.startswith(f"{known}__")), None)
         if operator is None:

@@ -181,7 +181,7 @@ def _values(names: list[str], op: Op, built: Built, call: OpCall) -> tuple[list[
         elif name in scalars:
             kind = _SCALARS.get(types.get(name, "float"))
             if kind is None:
-                raise bind_failed(built, f"args: `{name}` is text, which a raw kernel cannot take: leave it out")
+                raise bind_failed(built, f"args: `{name}` is text or a list, which a raw kernel cannot take")
             value = kind(scalars[name] or 0)  # absent ones are 0
         elif isinstance(dims.get(name), int):
             value = ctypes.c_longlong(int(dims[name]))

@@ -145,6 +145,8 @@ class Draft:
             self._mistake(field, f"not for `binding: {manifest.binding}`, which hands over one entry's arguments only")
         if manifest.binding == "python" and manifest.workspace:
             self._mistake("workspace", "not for Python, which allocates by itself")
+        if manifest.backward is not None and manifest.op.startswith("aten:"):
+            self._mistake("backward", "not for an operator of ATen: in training the operator's own stays in its place")
         if suffix == ".cu" and manifest.device == "cpu":
             self._mistake("device", "a .cu file runs on cuda; name a C++ source .cpp")
         if not manifest.dtypes:

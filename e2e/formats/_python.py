@@ -86,7 +86,8 @@ def op_for(asked: str | None, stem: str, where: str) -> str:
     op = asked or same_name(stem, registry.names("ops"))
     if op is None:
         known = ", ".join(registry.names("ops"))
-        raise UsageError(f"{where}: which op does it replace? Pass --op NAME (known: {known}; module:CLASS for any)")
+        ways = f"known: {known}; module:CLASS or aten:NAME.OVERLOAD for any"
+        raise UsageError(f"{where}: which op does it replace? Pass --op NAME ({ways})")
     return op
 
 

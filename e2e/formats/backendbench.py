@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from e2e.errors import UsageError
 from e2e.formats._names import shown_spec
 from e2e.formats._python import PythonFile, known_op, python_file
 from e2e.schema.kernel import Kernel, Manifest
-from e2e.yaml_lines import printable
 
 _FILE = re.compile(r"(?P<name>\w+?)_implementation(_\w+)?\.py")
 _OPS = {
@@ -23,7 +21,7 @@ _OPS = {
     "linear": "linear",
     "embedding": "embedding",
 }
-"""Operators of ATen that are an op here; how each is called is for the builder `aten` to know."""
+"""Operators of ATen that are an op here; how each is called is for the builder `aten` to know. Others are `aten:`."""
 _OVERLOADS = ("", "default", "int")
 """Those that a forward calls: `softmax.int` takes a dimension by number."""
 
@@ -35,7 +33,7 @@ class BackendBenchFormat:
         """The kernel in such a folder or file; None for anything else.
 
         Raises:
-            UsageError: an operator or overload that is no op of ours, or no `_kernel_impl` in the file.
+            UsageError: no `_kernel_impl` in the file, or `--op` says otherwise.
 
         Source:
             meta-pytorch/BackendBench, `backends/directory.py`.
@@ -49,11 +47,9 @@ class BackendBenchFormat:
         operator, _, overload = name.partition("__") if not name.startswith("_") else _underscored(name)
         if file.function_called(entry) is None:
             raise file.refused(None, f"{entry}: no such function; BackendBench calls the operator by it")
-        if operator not in _OPS or overload not in _OVERLOADS:
-            shown = f"aten::{operator}" + (f".{overload}" if overload else "")
-            known = ", ".join(_OPS)
-            raise UsageError(f"{shown_spec(spec)}: {printable(shown)} is no op of e2e yet; known of ATen: {known}")
-        return _kernel(spec, file, known_op(_OPS[operator], op, shown_spec(spec)), entry)
+        itself = f"aten:{operator}.{overload or 'default'}"
+        meant = _OPS.get(operator, itself) if overload in _OVERLOADS else itself
+        return _kernel(spec, file, known_op(itself if op == itself else meant, op, shown_spec(spec)), entry)
 
 
 def _kernel(spec: str, file: PythonFile, op: str, entry: str) -> Kernel:

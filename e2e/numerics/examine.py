@@ -88,10 +88,14 @@ class Examiner(OpExaminer):
         if kept:
             first = kept[0]
             edges = [Captured(first.site, label, call) for label, call in self._op.edge_calls(first.call, seed)]
-            self._calls = [*kept, _turned(first), *edges]
+            self._calls = [*kept, *_turned(first), *edges]
         if kept or is_named:  # of a patch there is always something to run, if only in the model
             save_calls(path, self._calls)
-        rows = [self._site_row(site, problems.get(site.fqn), watch.dims.get(site.fqn, [])) for site in self._sites]
+        rows = [
+            self._site_row(site, problems.get(site.fqn), watch.dims.get(site.fqn, []))
+            for site in self._sites
+            if site.is_declared or site.fqn in watch.dims or site.fqn in problems
+        ]
         if is_named:
             self.fit = []  # the reference is the model itself: what is at these sites is no op
             rows = [_as_named(row, is_called=row["fqn"] in outputs.called) for row in rows]
@@ -277,11 +281,18 @@ def _as_named(row: dict[str, Any], *, is_called: bool) -> dict[str, Any]:
     return {**row, "incompatible": None if is_called else NOT_CALLED, "unchecked": why}
 
 
-def _turned(item: Captured) -> Captured:
-    """A call of the same shapes with other values: an op that a step calls once would let a kernel answer by shape."""
+def _turned(item: Captured) -> list[Captured]:
+    """A call of the same shapes with other values: an op that a step calls once would let a kernel answer by shape.
+
+    None where the first tensor is one value, or one in many places.
+    """
     moved = clone_call(item.call)  # its strides too
-    moved.tensors[0].copy_(item.call.tensors[0].roll(1, 0).roll(1, -1))
-    return Captured(item.site, "the same shape, values moved", moved)
+    first = moved.tensors[0]
+    steps = [stride for size, stride in zip(first.shape, first.stride(), strict=True) if size > 1]
+    if not steps or 0 in steps:
+        return []
+    first.copy_(item.call.tensors[0].roll(1, 0).roll(1, -1))
+    return [Captured(item.site, "the same shape, values moved", moved)]
 
 
 def _same_again(known: dict[str, Tensor], questions: list[Question], model: nn.Module) -> int:

@@ -283,8 +283,11 @@ def isolated(
 def plumbing(op: Op, site: Site, kernel: Callable[..., Any], *, inputs: Path, device: str) -> float | None:
     """Host seconds per call that e2e puts between a module and a kernel: a patched forward against calls by hand.
 
-    On one row, so that the host's time is all there is; None if the kernel does not take one row.
+    On one row, so that the host's time is all there is; None if the kernel does not take one row, or if the site's
+    forward may do more than the op.
     """
+    if not site.is_declared:
+        return None
     call = load_calls(inputs, device)[0].call
     x = call.tensors[0][tuple(slice(0, 1) for _ in range(call.tensors[0].dim() - 1))].contiguous()
     rest = (*call.tensors[1:], *call.scalars)

@@ -14,8 +14,8 @@ Binding = Literal["tvm-ffi", "raw", "torch", "python", "module", "aten", "patch"
 
 PATCH = "patch:"
 """Begins the spec of an installed function that changes a model by itself."""
-OF_MODELS = ("module", "patch")
-"""Ops that are what some model's modules compute: nothing is known of them without one."""
+OF_MODELS = ("aten", "module", "patch")
+"""Ops that are what some model's modules compute or call: nothing is known of them without one."""
 _WHOLE = ("int32", "int64", "uint8")
 """Dtypes of scratch memory and saved indices, beyond those of a model."""
 

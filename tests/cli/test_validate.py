@@ -210,6 +210,27 @@ def test_a_right_kernel_passes_in_training_with_a_backward_of_its_own(validate: 
     assert training.loss_candidate == pytest.approx(training.loss_baseline)
 
 
+@pytest.mark.parametrize("step", ["prefill", "train"])
+def test_a_right_kernel_for_an_operator_passes_the_check(validate: Callable[..., Ended], step: str) -> None:
+    ended = validate(REPOSITORY / "tests" / "kernels" / "plain_silu.py", "--set", f"step={step}")
+    assert (ended.code, ended.reasons) == (0, [])
+    engagement = ended.result.engagement
+    assert engagement is not None
+    assert {site.fqn for site in engagement.sites} == {f"model.layers.{n}.mlp.act_fn" for n in range(tiny.LAYERS)}
+    assert engagement.calls == engagement.sites_called == tiny.LAYERS
+    assert all(mutant.caught for mutant in ended.result.cells[0].evidence.mutants)
+
+
+def test_an_operator_that_no_kernel_can_stand_for_is_the_callers_mistake(
+    validate: Callable[..., Ended], tmp_path: Path
+) -> None:
+    file = tmp_path / "in_place.py"
+    file.write_text("def silu(x):\n    return x\n")
+    ended = validate(file, "--op", "aten:silu_.default")
+    assert ended.code == 2
+    assert "aten:silu_.default cannot be replaced: it writes to an argument" in " ".join(ended.out.split())
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_right_kernel_passes_in_half_precision(validate: Callable[..., Ended], dtype: str) -> None:
     ended = validate(REPOSITORY / "kernels" / "rmsnorm.cpp", "--set", f"model.dtype={dtype}")

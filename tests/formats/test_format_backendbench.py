@@ -48,15 +48,29 @@ def test_of_several_versions_the_first_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "op"),
     [
-        ("add__Tensor", "aten::add.Tensor is no op of e2e yet; known of ATen: rms_norm"),
-        ("softmax__Dimname", "aten::softmax.Dimname is no op of e2e yet"),
-        ("_softmax__out", "aten::_softmax.out is no op of e2e yet"),
+        ("add__Tensor", "aten:add.Tensor"),
+        ("relu", "aten:relu.default"),
+        ("softmax__Dimname", "aten:softmax.Dimname"),
+        ("_log_softmax__default", "aten:_log_softmax.default"),
     ],
 )
-def test_an_operator_without_an_op_is_refused_by_name(tmp_path: Path, name: str, said: str) -> None:
-    assert said in refusal(written(tmp_path, name))
+def test_an_operator_without_an_op_stands_for_itself(tmp_path: Path, name: str, op: str) -> None:
+    assert read_kernel(str(written(tmp_path, name)), op=None).manifest.op == op
+
+
+def test_an_operator_with_an_op_stands_for_itself_where_it_is_asked_to() -> None:
+    assert read_kernel(str(FOLDER), op="aten:rms_norm.default").manifest.op == "aten:rms_norm.default"
+
+
+def test_arguments_stand_where_the_operator_has_them(tmp_path: Path) -> None:
+    path = written(tmp_path, "addmm__default")
+    path.write_text("def addmm__default_kernel_impl(*args, **named): return args, named\n")
+    assert bound(read_kernel(str(path), op=None), tmp_path)("self", "mat1", "mat2", 0.5, 2.0) == (
+        ("self", "mat1", "mat2"),
+        {"beta": 0.5, "alpha": 2.0},
+    )
 
 
 def test_a_file_without_its_function_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from e2e import arms, registry
 from e2e.arms import Arena, Bound, Candidate, CountingBackend
 from e2e.configuration import load_workload
+from e2e.numerics.examine import Examiner
+from e2e.operators import Interception
 from e2e.ops.rms_norm import RmsNorm
 from e2e.schema.words import Mode
 from e2e.schema.workload import cells_of
@@ -35,6 +37,7 @@ class FakeInductor(CountingBackend):
         self._inductor = lambda graph, inputs: graph.forward
         self._traces = traces
         self.graphs = self.nodes = 0
+        self.placed: list[Interception] = []
 
 
 @pytest.fixture(autouse=True)
@@ -368,6 +371,68 @@ def test_decoding_starts_every_step_from_the_same_context(decoding: Any) -> None
     with torch.no_grad():
         whole = decoding.model(input_ids=decoding.step_ids(5), use_cache=False, logits_to_keep=1).logits
     torch.testing.assert_close(logits, whole, rtol=1e-4, atol=1e-5)
+
+
+# ---- Operators by name: intercepted in eager arms, replaced in compiled ones
+
+
+MUL = registry.load_op("aten:mul.Tensor")
+
+
+class Product:
+    """A kernel for `mul.Tensor` that is right, and counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        self.calls += 1
+        return x * y
+
+
+@pytest.fixture
+def multiplying(session: Any, tmp_path: Path) -> tuple[Any, int]:
+    """Sites of an operator that most modules call several times a step, and its calls in all."""
+    examiner = Examiner(session, MUL, MUL.find_sites(session.model))
+    found = examiner.survey(seed=1, path=tmp_path / "calls", budget_bytes=2**24)
+    return examiner.fit, sum(row["calls"] for row in found["sites"] if row["incompatible"] is None)
+
+
+@pytest.mark.parametrize("mode", ["eager", "compile"])
+def test_arms_of_an_operator_compute_what_the_model_does(session: Any, multiplying: tuple[Any, int], mode: str) -> None:
+    (sites, calls), kernel = multiplying, Product()
+    candidate = Candidate(Bound(kernel, f"{next(_NUMBERS):064d}"[::-1]), frozenset(site.fqn for site in sites))
+    arena = Arena(session, MUL, sites, candidate)
+    names = [f"{role}:{mode}" for role in ("baseline", "sham", "candidate", "headroom")]
+    proofs = {name: arena.prepare(name, seed=7) for name in names}
+    expected = arena.outputs(names[0], 7)
+    assert all(same(expected, arena.outputs(name, 7)) for name in names)
+    assert proofs[f"candidate:{mode}"]["kernel_calls"] == (calls if mode == "compile" else None)
+    kernel.calls = 0
+    arena.run(f"candidate:{mode}", seeds=SEEDS)
+    assert kernel.calls == len(SEEDS) * calls
+
+
+@pytest.mark.parametrize("mode", ["eager", "compile"])
+def test_owners_that_the_kernel_does_not_take_keep_the_operator(
+    session: Any, multiplying: tuple[Any, int], mode: str
+) -> None:
+    (sites, _), kernel = multiplying, Product()
+    fqns = frozenset(site.fqn for site in sites if site.fqn.endswith("mlp"))
+    arena = Arena(session, MUL, sites, Candidate(Bound(kernel, f"{next(_NUMBERS):064d}"[::-1]), fqns))
+    arena.prepare(f"candidate:{mode}", seed=7)
+    kernel.calls = 0
+    arena.run(f"candidate:{mode}", seeds=SEEDS)
+    assert kernel.calls == len(SEEDS) * tiny.LAYERS
+
+
+def test_a_graph_without_an_operators_call_is_no_arm(
+    session: Any, multiplying: tuple[Any, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Headroom that left everything as it is would say that nothing can be won."""
+    monkeypatch.setattr(arms, "replace", lambda graph, interceptions: [])
+    with pytest.raises(RuntimeError, match=r"no call of aten\.mul\.Tensor in Llama"):
+        Arena(session, MUL, multiplying[0], None).prepare("sham:compile", seed=7)
 
 
 # ---- On a device: graphs captured by hand, inputs that start on the host

@@ -20,7 +20,7 @@ def test_what_the_file_says_is_what_the_op_has(name: str) -> None:
     assert signature is not None, "state `schema` as a literal"
     assert op.schema == signature.schema
     assert set(op.alternatives) <= set(signature.alternatives), "state every name as a literal"
-    if name != "module":
+    if name not in ("aten", "module"):
         assert [*op.tensor_names, *op.scalar_names] == [argument.name for argument in signature.arguments]
 
 
