@@ -31,7 +31,7 @@ _KINDS = {
 
 
 OVERLOAD = 8.0
-"""Processes per core that want to run, beyond which a time limit says nothing of a kernel."""
+"""Processes per core that want to run, beyond which a time limit says nothing of a kernel. Chosen, not measured."""
 
 
 class CandidateFault(E2EError):
