@@ -136,6 +136,8 @@ class ModelCheck(Record):
     code: ReasonCode | None = None
     kernel_calls: int | None = None
     """Calls of the kernel in it; 0 when its constraints exclude them all, and then the check says nothing."""
+    mutates: list[str] = []
+    """Tensors that the kernel declares to write to."""
 
 
 class ExamRecord(Record):

@@ -304,7 +304,9 @@ def check_outputs(course: Course, worker: Worker) -> None:
     path = str(course.path("logits.safetensors"))
     calls = crew.ask(worker, "logits", stage=STAGE, tokens=tokens, path=path)["calls"]
     row = crew.require(course.clean, "compare_logits", path=path, ratio=course.policy.numerics.error_ratio)
-    course.learn(model_check=ModelCheck.model_validate({**row, "kernel_calls": calls}))
+    course.learn(
+        model_check=ModelCheck.model_validate({**row, "mutates": crew.kernel.manifest.mutates, "kernel_calls": calls})
+    )
     if course.evidence.stage_asked.rank > STAGE.rank:  # what modes are compared with
         know_answers(course, crew.require(course.clean, "reference_step"))
 
