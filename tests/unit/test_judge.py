@@ -850,6 +850,13 @@ def test_a_gain_whose_timed_outputs_were_never_compared_is_not_confirmed() -> No
     assert (Outcome.INCONCLUSIVE, ReasonCode.UNVERIFIED_OUTPUTS) == (verdict.outcome, headline(verdict))
 
 
+def test_a_wrong_model_names_what_the_kernel_declares_to_write_to() -> None:
+    wrong = {"status": "wrong", "error_candidate": 0.1}
+    loud, silent = (judged(WIN, model_check=model_check(**wrong, mutates=names)) for names in (["x"], []))
+    assert "it declares `mutates: [x]`" in message(loud, ReasonCode.MODEL_ERROR_EXCEEDED)
+    assert "mutates" not in message(silent, ReasonCode.MODEL_ERROR_EXCEEDED)
+
+
 def test_a_model_check_that_never_called_the_kernel_has_no_power() -> None:
     verdict = judged(WIN, model_check=model_check(kernel_calls=0))
     assert (Outcome.INCONCLUSIVE, ReasonCode.CHECK_NO_POWER) == (verdict.outcome, headline(verdict))
