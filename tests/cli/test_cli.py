@@ -691,6 +691,12 @@ def test_a_reader_that_goes_away_changes_no_exit_code(stored: Path) -> None:
     assert (done.returncode, done.stderr) == (10, "")
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+def test_a_stream_that_the_caller_closed_is_no_fault_of_e2e(closed: str) -> None:
+    command = f"{shlex.quote(sys.executable)} -m e2e report results/h200-decode {closed}"
+    assert 0 == subprocess.run(command, shell=True, cwd=REPOSITORY, stdin=subprocess.DEVNULL, check=False).returncode
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_never_a_success(stored: Path) -> None:
     with open("/dev/full", "w", encoding="ascii") as full:

@@ -51,6 +51,7 @@ def test_a_file_that_changed_meanwhile_is_refused() -> None:
         ("import no_such_module_anywhere\n", "own.py:1: ModuleNotFoundError"),
         ("x = 1\n\nclass Op:\n    def __init__(self):\n        raise OSError('disk')\n", "own.py:5: OSError: disk"),
         ("class Op\n", "own.py:1: SyntaxError"),
+        ("import sys\nsys.exit(3)\n", "own.py:2: SystemExit: 3"),
     ],
 )
 def test_a_file_without_the_op_is_the_callers_mistake(tmp_path: Path, text: str, words: str) -> None:
