@@ -33,7 +33,7 @@ ENTRY_BYTES: Bytes = 512 * 2**20
 FOLDER_BYTES: Bytes = 2 * 2**30
 """Beyond it the entries that were used longest ago are removed."""
 BYTES_PER_S = 200e6
-"""An entry that took less to compute than such a disk takes to give it back is not kept."""
+"""An entry that took less to compute than such a disk takes to give it back is not kept. Assumed, not measured."""
 _ENDING = ".safetensors"
 _ABANDONED_S = 3600.0
 _SWITCHES = ("ATEN_", "CUBLAS", "CUDA_", "CUDNN_", "DNNL_", "MKL_", "NVIDIA_", "OMP_", "ONEDNN_", "PYTORCH_", "TORCH_")
