@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 from e2e.builders._toolchain import Compiler, cuda_compiler, host_compiler
 from e2e.cache import cache_folder
 from e2e.errors import EnvironmentFault
-from e2e.integrity.isolation import free_memory_bytes, namespace_prefix
+from e2e.integrity.isolation import namespace_prefix
+from e2e.measure.machine import free_memory_bytes
 from e2e.wording import clean, size
 
 Status = Literal["ok", "missing", "cannot see"]

@@ -369,6 +369,12 @@ class Handlers:
         """See Arena.prepare."""
         return self.arena.prepare(arm, seed=self.seed, profiled=profiled)
 
+    def do_room(self) -> dict[str, Any]:
+        """See memory.room."""
+        from e2e.measure.memory import room
+
+        return room(self.device)
+
     def do_plant(self, *, arm: str, pause_s: float) -> None:
         """See Arena.plant."""
         self.arena.plant(arm, pause_s=pause_s, seed=self.seed)

@@ -11,8 +11,8 @@ from typing import Any
 
 from e2e.cache import cache_folder
 from e2e.errors import E2EError, EnvironmentFault, UsageError
-from e2e.integrity.isolation import free_memory_bytes, namespace_prefix, without_secrets
-from e2e.measure.machine import thread_count
+from e2e.integrity.isolation import namespace_prefix, without_secrets
+from e2e.measure.machine import free_memory_bytes, thread_count
 from e2e.processes import Worker, WorkerFault, Zygote
 from e2e.protocols import Built
 from e2e.schema.evidence import Fault, Where
@@ -146,8 +146,20 @@ class Workers:
         Raises:
             CandidateFault: it raised, crashed, hung or exited.
         """
+        self.send(worker, do, stage=stage, **fields)
+        return self.hear(worker, do, stage=stage, timeout_s=timeout_s)
+
+    def send(self, worker: Worker, do: str, *, stage: Stage, **fields: Any) -> None:
+        """The first half of `ask`: nothing waits for the answer yet."""
         try:
-            return worker.call(do, timeout_s=timeout_s or self.policy.budgets.call_s, **fields)
+            worker.send(do, **fields)
+        except WorkerFault as fault:
+            raise self.blame(fault, stage=stage, worker=worker) from fault
+
+    def hear(self, worker: Worker, do: str, *, stage: Stage, timeout_s: float | None = None) -> dict[str, Any]:
+        """The second half of `ask`."""
+        try:
+            return worker.answer(do, timeout_s=timeout_s or self.policy.budgets.call_s)
         except WorkerFault as fault:
             raise self.blame(fault, stage=stage, worker=worker) from fault
 

@@ -66,15 +66,3 @@ def limit_address_space(extra_bytes: int) -> None:
         mapped = int(file.read().split()[0]) * resource.getpagesize()
     limit = mapped + extra_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-
-def free_memory_bytes() -> int | None:
-    """Memory a new process could take, or None where it cannot be seen."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        return None
-    return None

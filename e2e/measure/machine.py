@@ -228,6 +228,13 @@ def thread_count() -> int:
     return min(16, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
+def free_memory_bytes() -> int | None:
+    """Memory of the host that a new process could take, or None where it cannot be seen."""
+    lines = (_text("/proc/meminfo") or "").splitlines()
+    found = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
+    return int(found) * 1024 if found is not None else None
+
+
 def has_vectors() -> bool:
     """Whether this is an x86-64 processor with AVX2 and fused multiply-add, by the kernel's word."""
     lines = (_text("/proc/cpuinfo") or "").splitlines()

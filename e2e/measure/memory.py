@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from e2e.measure.machine import free_memory_bytes
+
 FIRST_STEPS = 4
 """Steps after which an arm has what it needs: buffers, graphs and caches are made in the first ones."""
 
@@ -20,6 +22,8 @@ def peak(arena: Any, arm: str, *, seed: int, steps: int, device: str) -> dict[st
         Bytes. Of a CPU only the process is seen: its resident high-water mark, start-up included, and its growth.
     """
     on_device = device != "cpu"
+    if on_device:
+        torch.cuda.empty_cache()  # what building the model left: given back later, it would count against the arm
     before = _device_used() if on_device else None
     ready = arena.prepare(arm, seed=seed)
     arena.sync()
@@ -38,6 +42,17 @@ def peak(arena: Any, arm: str, *, seed: int, steps: int, device: str) -> dict[st
         "host_high_water_bytes": _of_process("VmHWM"),
         **(_of_device(before) if before is not None else {}),
     }
+
+
+def room(device: str) -> dict[str, int | None]:
+    """Memory where the model lives: what this process holds, and what is free.
+
+    Units:
+        Bytes. Of a device what torch holds counts, the pools of CUDA graphs included.
+    """
+    if device != "cpu":
+        return {"held_bytes": torch.cuda.memory_reserved(), "free_bytes": int(torch.cuda.mem_get_info()[0])}
+    return {"held_bytes": _of_process("VmRSS") or 0, "free_bytes": free_memory_bytes()}
 
 
 def _of_device(before: int) -> dict[str, int | None]:

@@ -57,7 +57,7 @@ class PatchOp(ModuleOp):
             own: Callable[..., Any] = type(site.module).forward
             return own
         if site.incompatible is not None:
-            raise RuntimeError(f"{site.fqn}: {site.incompatible}")
+            raise RuntimeError(f"{site.fqn or 'the model itself'}: {site.incompatible}")
 
         def forward(self: nn.Module, *args: Any, **named: Any) -> Any:
             given = (*args, *named.values())

@@ -97,6 +97,13 @@ class Warm(Answer):
     change_ratio: _Seconds | None
 
 
+class Room(Answer):
+    """Memory where the model lives: what this process holds, and what is free."""
+
+    held_bytes: _Count
+    free_bytes: _Count | None
+
+
 class Ran(Answer):
     """A timed segment."""
 
@@ -173,6 +180,7 @@ ANSWERS: Mapping[str, type[Answer]] = {
     "logits": Calls,
     "gradients": Gradients,
     "prepare": Prepared,
+    "room": Room,
     "warm_up": Warm,
     "go": Ran,
     "digests": Digests,

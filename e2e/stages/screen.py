@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any, Literal
 
@@ -10,7 +11,7 @@ from e2e.arm_names import AS_SHIPPED, ArmName, is_adopted
 from e2e.judge import judge
 from e2e.measure.schedule import pick_strongest, steps_for
 from e2e.processes import Worker, WorkerFault
-from e2e.schema.evidence import ArmRecord, Fault, Isolated
+from e2e.schema.evidence import ArmRecord, Fault, Isolated, Segment
 from e2e.schema.verdict import Estimate
 from e2e.schema.words import Mode, ReasonCode, Role, Stage
 from e2e.stages.check import arm_is_right, arm_names, begin_pilot, mode_problem, wait_for_caches
@@ -289,6 +290,21 @@ def headroom_arms(course: Course) -> list[str]:
     """The fastest headroom arm of the pilot, and those so near that more blocks may put them ahead."""
     times = {r.name: r.step_s for r in course.evidence.arms if r.role is Role.HEADROOM and r.step_s is not None}
     return [name for name, step_s in times.items() if step_s <= NEAR * min(times.values())]
+
+
+def contending_headroom(course: Course) -> list[str]:
+    """Those of them that may still prove to be the fastest: the ceiling's blocks did not put them clearly behind."""
+    segments = [segment for segment in course.evidence.segments if segment.phase == "ceiling"]
+    times = {name: stats.step_seconds(segments, name) for name in headroom_arms(course)}
+    fastest = min(times, key=lambda name: times[name] or math.inf, default="")
+    return [name for name in times if name == fastest or not _is_behind(course, segments, name, fastest)]
+
+
+def _is_behind(course: Course, segments: list[Segment], arm: str, fastest: str) -> bool:
+    """By half the margin, for certain, in every worker that timed both."""
+    contrasts = stats.block_contrasts(segments, arm=arm, other=fastest)
+    bounds = [stats.median_interval(v, course.policy.level).upper for v in contrasts.values() if len(v) >= 2]
+    return bool(bounds) and max(bounds) < -math.log1p(course.policy.margin / 2)
 
 
 def _second_ceiling(course: Course, plan: dict[str, int]) -> None:

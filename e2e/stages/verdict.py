@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from e2e import stats, wording
@@ -13,9 +15,11 @@ from e2e.processes import Worker
 from e2e.schema.words import Outcome, Role, Stage
 from e2e.stages import clean
 from e2e.stages.course import Course
-from e2e.stages.screen import CEILING_WORKER, headroom_arms, record_of
+from e2e.stages.ready import ready, workers_at_once
+from e2e.stages.screen import CEILING_WORKER, contending_headroom, headroom_arms
 from e2e.stages.timing import run_block, segment_steps, warm_up
 from e2e.sweep import settled
+from e2e.units import Seconds
 from e2e.weighing import opponent_arm, weigh
 
 STAGE = Stage.VERDICT
@@ -33,19 +37,12 @@ def time_verdict(course: Course) -> None:
     with course.spending("audit"):
         own = clean.make_ready(course, plan)
     course.forget_fingerprints()
-    looks = course.policy.looks
-    spent = 0.0
-    for place in range(looks[-1]):
-        if course.deadline.left_s < spent + course.reserve_s:
+    pace = Pace()
+    for first, look in pairwise((0, *course.policy.looks)):
+        if not _reach(course, own, plan, range(first, look), blocks, pace):
             course.learn(budget_exhausted=True)
             break
-        start = time.monotonic()
-        number = FIRST_WORKER + place
-        _one_worker(course, plan, number=number, place=place, blocks=blocks)
-        with course.spending("audit"):
-            clean.time_arms(course, own, worker=number, blocks=max(1, course.policy.blocks // looks[0]))
-        spent = max(spent, time.monotonic() - start)
-        if place + 1 in looks and settled(course.evidence, course.policy, cells=course.cells):
+        if settled(course.evidence, course.policy, cells=course.cells):
             break
     row = weigh(course.evidence, course.policy).deciding
     if row is not None and row.outcome is Outcome.CONFIRMED:
@@ -81,37 +78,64 @@ def _blocks(course: Course, plan: Mapping[str, int]) -> int:
     return max(course.policy.blocks, min(stats.blocks_for(spread, course.policy), affordable))
 
 
-def _one_worker(course: Course, plan: dict[str, int], *, number: int, place: int, blocks: int) -> None:
-    """A fresh process: all arms, one discarded block, then the counted ones; its steps are audited elsewhere."""
-    if place < course.policy.ceiling_workers:
-        plan = {**plan, **dict.fromkeys(headroom_arms(course), plan[str(course.evidence.baseline)])}
+@dataclass
+class Pace:
+    """The longest that was needed so far: for a group of workers to get ready, and for one to be timed."""
+
+    ready_s: Seconds = 0.0
+    timed_s: Seconds = 0.0
+
+
+def _reach(
+    course: Course, own: Sequence[str], plan: Mapping[str, int], places: Sequence[int], blocks: int, pace: Pace
+) -> bool:
+    """Time the workers up to a look, `own` arms of the clean process after each; whether the time sufficed."""
+    waiting = list(places)
+    while waiting:
+        if course.deadline.left_s < pace.ready_s + pace.timed_s + course.reserve_s:
+            return False
+        group = [waiting.pop(0) for _ in range(min(workers_at_once(course), len(waiting)))]
+        plans = [_with_headroom(course, plan) if place < course.policy.ceiling_workers else plan for place in group]
+        start = time.monotonic()
+        with ready(course, plans) as workers:
+            pace.ready_s = max(pace.ready_s, time.monotonic() - start)
+            for place, worker, arms in zip(group, workers, plans, strict=True):
+                if course.deadline.left_s < pace.timed_s + course.reserve_s:
+                    return False
+                start = time.monotonic()
+                _one_worker(course, worker, arms, place=place, blocks=blocks)
+                with course.spending("audit"):
+                    clean_blocks = max(1, course.policy.blocks // course.policy.looks[0])
+                    clean.time_arms(course, own, worker=FIRST_WORKER + place, blocks=clean_blocks)
+                pace.timed_s = max(pace.timed_s, time.monotonic() - start)
+    return True
+
+
+def _with_headroom(course: Course, plan: Mapping[str, int]) -> dict[str, int]:
+    return {**plan, **dict.fromkeys(contending_headroom(course), plan[str(course.evidence.baseline)])}
+
+
+def _one_worker(course: Course, worker: Worker, plan: Mapping[str, int], *, place: int, blocks: int) -> None:
+    """All arms of a fresh process: one discarded block, then the counted ones; its steps are audited elsewhere."""
+    number = FIRST_WORKER + place
     course.progress.stage("verdict", f"worker {place + 1} of at least {course.policy.looks[0]}")
-    with course.spending("start"):
-        worker = course.crew.candidate_worker(course.fqns, stage=STAGE)
-    with worker:
-        order = list(plan)
-        course.rng.shuffle(order)
-        with course.spending("prepare"):
-            for arm in order:
-                limit = course.policy.budgets.compile_s
-                reply = course.crew.ask(worker, "prepare", stage=STAGE, timeout_s=limit, arm=arm, profiled=False)
-                know_arm(course, ArmName.parse(arm), reply)
-        warm_up(course, worker, order, worker_number=number, stage=STAGE)
-        for block in range(-1, blocks):
-            if course.deadline.left_s <= 0:
-                course.learn(budget_exhausted=True)
-                return
-            run_block(
-                course,
-                worker,
-                plan,
-                phase="verdict",
-                worker_number=number,
-                block_number=block,
-                stage=STAGE,
-            )
-            course.progress.advance(block + 1, blocks, f"worker {place + 1}", course.deadline.left_s)
+    warm_up(course, worker, course.rng.sample(list(plan), len(plan)), worker_number=number, stage=STAGE)
+    for block in range(-1, blocks):
+        if course.deadline.left_s <= 0:
+            course.learn(budget_exhausted=True)
+            return
+        run_block(
+            course,
+            worker,
+            plan,
+            phase="verdict",
+            worker_number=number,
+            block_number=block,
+            stage=STAGE,
+        )
+        course.progress.advance(block + 1, blocks, f"worker {place + 1}", course.deadline.left_s)
     course.learn(workers_finished=course.evidence.workers_finished + 1)
+    worker.close()
     with course.spending("audit"):
         _audit(course, plan)
     row = weigh(course.evidence, course.policy).deciding
@@ -119,16 +143,7 @@ def _one_worker(course: Course, plan: dict[str, int], *, number: int, place: int
         course.progress.note(f"so far, from {place + 1} workers: {wording.estimate(row.speedup)}, provisional")
 
 
-def know_arm(course: Course, arm: ArmName, reply: dict[str, Any]) -> None:
-    """What a prepared arm proved in this worker; one that was sound in the pilot and is not here is void."""
-    record = record_of(course, arm, reply)
-    known = {item.name: item for item in course.evidence.arms}
-    before = known.get(record.name)
-    if before is None or record.status != "ok":
-        course.learn(arms=[*({**known, record.name: record}).values()])
-
-
-def _audit(course: Course, plan: dict[str, int]) -> None:
+def _audit(course: Course, plan: Mapping[str, int]) -> None:
     """Replay a random few of this worker's steps in processes that did not run them, and compare fingerprints."""
     assert course.pilot is not None and course.clean is not None
     fresh = {key: value for key, value in course.digests.items() if key not in course.audited}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from e2e.measure.machine import Nvml, Reading, Watch, own_processes, strangers, throttle_names
+from e2e.measure.machine import Nvml, Reading, Watch, free_memory_bytes, own_processes, strangers, throttle_names
 
 
 class NVMLError(Exception):
@@ -124,3 +126,11 @@ def _refuse() -> None:
 
 def test_throttle_bits_have_names() -> None:
     assert throttle_names(0x4 | 0x40) == {"power cap", "hardware thermal"}
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="uses /proc")
+def test_free_memory_is_seen_and_is_not_all_there_is() -> None:
+    free = free_memory_bytes()
+    total = os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
+    assert free is not None
+    assert 0 < free < total
