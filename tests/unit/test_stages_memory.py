@@ -307,6 +307,11 @@ class AskedWorker:
     def call(self, do: str, **fields: object) -> dict[str, Any]:
         return {}
 
+    def send(self, do: str, **fields: object) -> None: ...
+
+    def answer(self, do: str, *, timeout_s: float) -> dict[str, Any]:
+        return {}
+
 
 class CrewOfOne(Crew):
     """A crew whose workers are no processes."""
