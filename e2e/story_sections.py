@@ -144,7 +144,7 @@ def _arms(evidence: Evidence) -> Table:
     who = {Role.BASELINE: "PyTorch: ", Role.CANDIDATE: "candidate: "}
     for record in sorted(evidence.arms, key=_arm_order):
         chosen = {evidence.baseline: "strongest", evidence.candidate: "best"}.get(record.name)
-        status = chosen or ("" if record.status == "ok" else record.status)
+        status = chosen or ("" if record.status == "ok" else record.status.replace("_", " "))
         note = ": ".join(part for part in (status, record.reason) if part)
         name = f"{who.get(record.role, '')}{arm(record.name)}"
         step, first = duration(record.step_s), duration(record.first_step_s, digits=3)

@@ -130,11 +130,18 @@ def _better_without(evidence: Evidence, opponent: str) -> str | None:
     if opponent in clean and clean[best] * NEAR < clean[opponent]:
         ratio = clean[opponent] / clean[best]
         return f"without the candidate {best} is {ratio:.2f}x as fast as {opponent}, which won beside it"
+    unseen = next((arm.name for arm in evidence.arms if _is_unseen(arm) and arm.name not in clean), None)
+    if unseen is not None:
+        return f"{unseen} was left out of the tournament; there was no time to see without the candidate that it loses"
     chosen, deciding = find_arm(evidence, evidence.candidate), find_arm(evidence, opponent)
     modes = {arm.mode for arm in evidence.arms if arm.name in clean}
     if chosen is None or deciding is None or chosen.mode in (deciding.mode, *modes):
         return None
     return f"no path of PyTorch in the candidate's own mode, {chosen.mode}, was timed without it"
+
+
+def _is_unseen(arm: ArmRecord) -> bool:
+    return arm.status == "left_out" and arm.role is Role.BASELINE and not is_adopted(arm.alternative)
 
 
 def _required_but_not_measured(case: Case) -> str | None:

@@ -182,9 +182,10 @@ class ArmRecord(Record):
     mode: Mode
     alternative: str | None = None
     """Name of the PyTorch alternative put at the sites, if any."""
-    status: Literal["ok", "failed", "void", "skipped"]
+    status: Literal["ok", "failed", "void", "skipped", "left_out"]
+    """Left out: an earlier run's pilot on the same workload found its mode far behind."""
     reason: str | None = None
-    """Why it failed, is void (ran eagerly while called compiled), or was skipped."""
+    """Why it failed, is void (ran eagerly while called compiled), was skipped or left out."""
     first_step_s: Seconds | None = None
     """First step of the first process that ran the arm, with all that it compiles; None where a compile cache may
     have held some of that from before."""

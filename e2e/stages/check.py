@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from e2e.arm_names import ArmName, is_adopted
+from e2e.arm_names import AS_SHIPPED, ArmName, is_adopted
 from e2e.crew import MANY_CORES
 from e2e.measure.machine import thread_count
 from e2e.numerics.constraints import declined_by
@@ -22,6 +22,7 @@ from e2e.schema.evidence import (
     TrainingCheck,
 )
 from e2e.schema.words import Mode, ReasonCode, Role, Stage
+from e2e.stages import earlier
 from e2e.stages.course import Course
 from e2e.workers import CandidateFault
 
@@ -46,6 +47,7 @@ def check(course: Course) -> None:
         course.finish(STAGE)
         return
     if course.crew.cell.step != "train" and course.evidence.stage_asked.rank > STAGE.rank:
+        course.left_out = earlier.left_out(course)
         course.warmers = warm_caches(course)
     worker = course.crew.candidate_worker(course.fqns, stage=STAGE, begun=begun)
     course.learn(bind_s=course.crew.bind_s)
@@ -202,9 +204,19 @@ def wait_for_caches(course: Course) -> None:
 
 
 def arm_names(course: Course) -> list[str]:
-    """Every arm of the tournament, baselines first and simplest first, then candidates, then headroom.
+    """The arms of the tournament, simplest first; those of max-autotune come later."""
+    return [str(arm) for arm in every_arm(course) if not is_left_out(course, arm)]
 
-    Those of max-autotune come later, when it is known what compiling costs here.
+
+def is_left_out(course: Course, arm: ArmName) -> bool:
+    """Whether an earlier run's pilot spares us the arm; eager as shipped is wanted in any case."""
+    return arm.mode in course.left_out and str(arm) != AS_SHIPPED
+
+
+def every_arm(course: Course) -> list[ArmName]:
+    """Baselines first and simplest first, then candidates, then headroom.
+
+    Without those of max-autotune: they wait until it is known what compiling costs here.
     """
     modes = [mode for mode in course.policy.modes if mode_problem(course, mode) is None]
     modes = [mode for mode in modes if mode is not Mode.MAX_AUTOTUNE]
@@ -216,7 +228,7 @@ def arm_names(course: Course) -> list[str]:
         if other is None or mode in course.policy.alternative_modes
     ]
     candidates = [ArmName(Role.CANDIDATE, mode) for mode in modes]
-    return [str(name) for name in (*baselines, *candidates, *(ArmName(Role.HEADROOM, mode) for mode in modes))]
+    return [*baselines, *candidates, *(ArmName(Role.HEADROOM, mode) for mode in modes)]
 
 
 def mode_problem(course: Course, mode: Mode) -> str | None:

@@ -6,6 +6,7 @@ this one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 
@@ -14,6 +15,7 @@ from e2e.errors import E2EError
 from e2e.processes import WorkerFault
 from e2e.schema.evidence import ArmRecord, CleanTime
 from e2e.schema.words import Mode, Role
+from e2e.stages import earlier
 from e2e.stages.course import Course
 from e2e.stages.timing import clean_block, segment_steps
 from e2e.units import Seconds
@@ -46,14 +48,19 @@ _TWIN = str(ArmName(Role.SHAM, Mode.EAGER))
 
 def time_losers(course: Course, arms: Sequence[str]) -> None:
     """Before a gain is believed: those of the plan beside those that lost the tournament, which the candidate's
-    process held; its own mode first, then the fastest.
+    process held, or were left out of it; its own mode first, then the fastest.
     """
     candidate = next(arm for arm in course.evidence.arms if arm.name == course.evidence.candidate)
-    lost = [arm for arm in _own(course) if arm.name not in arms and arm.status == "ok" and arm.step_s is not None]
-    lost.sort(key=lambda arm: (arm.mode is not candidate.mode, arm.step_s))
+    others = [arm for arm in _own(course) if arm.name not in arms]
+    lost = [arm for arm in others if arm.step_s is not None or arm.status == "left_out"]
+    lost.sort(key=lambda arm: (arm.mode is not candidate.mode, arm.step_s or 0.0))
     names = [arm.name for arm in lost if _is_prepared_in_time(course, arm)]
     if names:
         time_arms(course, [*arms, *names], worker=None, blocks=course.policy.blocks)
+    times = {item.arm: item.step_s for item in course.evidence.clean_times if item.worker is None}
+    left_out = [times[arm.name] for arm in lost if arm.status == "left_out" and arm.name in times]
+    if min(left_out, default=math.inf) < times.get(str(course.evidence.baseline), 0.0):
+        earlier.forget(course)
 
 
 def _own(course: Course) -> list[ArmRecord]:

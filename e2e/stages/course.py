@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from e2e.processes import Worker
 from e2e.protocols import Progress
 from e2e.schema.evidence import Evidence, Fault, Part, Spent, StageEnd
 from e2e.schema.policy import Policy
-from e2e.schema.words import Role, Stage
+from e2e.schema.words import Mode, Role, Stage
 from e2e.units import Seconds
 
 
@@ -44,6 +44,8 @@ class Course:
     """Has every arm prepared; times the pilot, replays audited steps, records traces. Never part of an interval."""
     warmers: list[tuple[Worker, list[str]]] = field(default_factory=list)
     """Workers that compile arms ahead of the pilot, and which arms."""
+    left_out: Mapping[Mode, str] = field(default_factory=dict)
+    """Modes that are not tried because an earlier run's pilot found them far behind, and that in words."""
     fqns: list[str] = field(default_factory=list)
     """Sites that run the candidate."""
     digests: dict[tuple[str, int], Fingerprint] = field(default_factory=dict)

@@ -14,7 +14,16 @@ from e2e.processes import Worker, WorkerFault
 from e2e.schema.evidence import ArmRecord, Fault, Isolated, Segment
 from e2e.schema.verdict import Estimate
 from e2e.schema.words import Mode, ReasonCode, Role, Stage
-from e2e.stages.check import arm_is_right, arm_names, begin_pilot, mode_problem, wait_for_caches
+from e2e.stages import earlier
+from e2e.stages.check import (
+    arm_is_right,
+    arm_names,
+    begin_pilot,
+    every_arm,
+    is_left_out,
+    mode_problem,
+    wait_for_caches,
+)
 from e2e.stages.course import Course
 from e2e.stages.memory import measure_memory
 from e2e.stages.timing import rough_step_s, run_block, segment_steps, warm_up
@@ -67,7 +76,7 @@ def _prepare_arms(course: Course) -> None:
         course.pilot.send("prepare", arm=name)
     records = _collected(course, records, [] if reason else tuned)
     skipped = [_absent(ArmName.parse(name), "skipped", reason) for name in tuned if reason]
-    course.learn(arms=[*records.values(), *skipped, *_skipped(course)])
+    course.learn(arms=[*records.values(), *skipped, *_skipped(course), *_left_out(course)])
 
 
 def _autotuned(course: Course, records: dict[str, ArmRecord]) -> tuple[list[str], str]:
@@ -135,7 +144,7 @@ def record_of(course: Course, arm: ArmName, reply: dict[str, Any]) -> ArmRecord:
     )
 
 
-def _absent(arm: ArmName, status: Literal["failed", "skipped"], reason: str) -> ArmRecord:
+def _absent(arm: ArmName, status: Literal["failed", "skipped", "left_out"], reason: str) -> ArmRecord:
     return ArmRecord(
         name=str(arm),
         role=arm.role,
@@ -153,6 +162,11 @@ def _skipped(course: Course) -> list[ArmRecord]:
         if (problem := mode_problem(course, mode)) is not None
         for role in (Role.BASELINE, Role.CANDIDATE)
     ]
+
+
+def _left_out(course: Course) -> list[ArmRecord]:
+    left_out = [arm for arm in every_arm(course) if is_left_out(course, arm) and arm.role is not Role.HEADROOM]
+    return [_absent(arm, "left_out", course.left_out[arm.mode]) for arm in left_out]
 
 
 def _pilot(course: Course) -> None:
@@ -174,6 +188,7 @@ def _pilot(course: Course) -> None:
             number=number,
         )
     course.learn(arms=[_with_time(course, record) for record in course.evidence.arms])
+    earlier.remember(course)
     arms = course.evidence.arms
     adopted = {name: _strongest(course, [r for r in arms if r.alternative == name]) for name in course.crew.adopted}
     course.learn(

@@ -271,6 +271,18 @@ def test_a_baseline_that_fails_only_beside_the_candidate_blocks_whatever_the_can
     assert "without the candidate it works" in message(blocked, ReasonCode.BASELINE_UNFAIR)
 
 
+def test_a_baseline_left_out_for_an_earlier_pilot_blocks_a_win_until_it_is_timed_without_the_candidate() -> None:
+    other = arm(COMPILED, status="left_out", reason="far behind", step_s=None)
+    seen = [CleanTime(arm=name, step_s=STEP_S) for name in (EAGER, ALTERNATIVE)]
+    blocked = judged(WIN, arms=[*arms(), other], clean_times=seen)
+    assert (Outcome.INCONCLUSIVE, ReasonCode.BASELINE_UNFAIR) == (blocked.outcome, headline(blocked))
+    slower = [*seen, CleanTime(arm=COMPILED, step_s=1.3 * STEP_S)]
+    assert judged(WIN, arms=[*arms(), other], clean_times=slower).outcome is Outcome.CONFIRMED
+    faster = [*seen, CleanTime(arm=COMPILED, step_s=STEP_S / 1.3)]
+    assert judged(WIN, arms=[*arms(), other], clean_times=faster).outcome is Outcome.INCONCLUSIVE
+    assert judged(TIE, arms=[*arms(), other], clean_times=seen).outcome is Outcome.REFUTED
+
+
 def test_an_opponent_that_does_not_decide_and_is_slowed_proves_nothing_and_blocks_nothing() -> None:
     fair = judged(timed(1.0, alternative=1.2))
     shipped = fair.latency.against[1]

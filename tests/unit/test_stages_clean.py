@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from e2e.crew import Deadline
+from e2e.exam import Exam
 from e2e.measure.schedule import SeedSource
 from e2e.processes import WorkerFault
 from e2e.schema.evidence import Evidence
 from e2e.stages.clean import make_ready, time_arms, time_losers
 from e2e.stages.course import Course
+from e2e.stages.earlier import remember
 from tests.fakes import ALTERNATIVE, CANDIDATE, EAGER, STEP_S, arm, arms, evidence, policy
 
 COMPILED, TWIN = "baseline:compile", "sham:eager"
@@ -119,6 +121,20 @@ def test_without_arms_or_time_nothing_is_timed() -> None:
     late = course(CleanWorker(), evidence(), left_s=0.0)
     time_arms(late, [EAGER], worker=7, blocks=2)
     assert made.evidence.clean_times == late.evidence.clean_times == []
+
+
+@pytest.mark.parametrize(("step_s", "kept"), [(0.5, True), (0.001, False)])
+def test_what_an_earlier_pilot_left_out_is_timed_after_all_and_a_wrong_choice_forgotten(
+    tmp_path: Path, step_s: float, kept: bool
+) -> None:
+    left_out = arm(COMPILED, status="left_out", reason="far behind", step_s=None)
+    made = course(CleanWorker(**{COMPILED: step_s}), evidence(arms=[*arms(), left_out]))
+    made.crew.exam, made.crew.adopted, made.facts = Exam(1, tmp_path, "identity"), {}, {"weights": "w"}
+    remember(made)
+    assert made.evidence.baseline is not None
+    time_losers(made, [made.evidence.baseline])
+    assert COMPILED in {item.arm for item in made.evidence.clean_times}
+    assert any(tmp_path.iterdir()) is kept
 
 
 def test_losers_are_timed_beside_the_winner_the_candidates_mode_first() -> None:
