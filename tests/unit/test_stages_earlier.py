@@ -1,4 +1,4 @@
-"""Modes that an earlier run's pilot found far behind: which are left out, where that is kept, and when it is forgotten."""
+"""Modes that an earlier pilot found far behind: which are left out, where that is kept, when it is forgotten."""
 
 from __future__ import annotations
 
