@@ -20,7 +20,8 @@
 //            pointers to dense memory (an output is out); scalars by their names, as float; named dimensions
 //            (rows, hidden), as long long
 //   launch   grid and block, up to three extents each, and shared_bytes for dynamic shared memory: integers or
-//            arithmetic over the named dimensions. A grid with a zero in it has no work and is not launched
+//            arithmetic over the named dimensions. A grid with a zero in it has no work and is not launched. A list
+//            of launches runs one after the other, each with its own entry and args
 //
 // One block per row: the sum over a row stays inside one block, in a fixed order of additions. rmsnorm.cu
 // chooses its block by the row's length and keeps the row in registers; here the launch is fixed and the row is

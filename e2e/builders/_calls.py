@@ -12,6 +12,7 @@ from e2e.errors import CandidateError, EnvironmentFault, UsageError
 from e2e.protocols import BuildTarget, Built, Op, OpCall, outputs_of
 from e2e.schema.constraint import evaluate
 from e2e.schema.kernel import Kernel
+from e2e.schema.workload import DType
 
 OUT = "out"
 """Name of the preallocated output in a manifest's `args`."""
@@ -37,13 +38,13 @@ def require_device(kernel: Kernel, target: BuildTarget) -> None:
         raise UsageError(f"{kernel.spec} runs on the CPU, and this run is on CUDA; pass --device cpu or a CUDA kernel")
 
 
-def entry_for(built: Built, dtype: str) -> str:
-    """Name of the function that serves `dtype`.
+def entry_for(built: Built, dtype: str, entry: str | Mapping[DType, str] | None = None) -> str:
+    """Name of the function that serves `dtype`: of the manifest's entry, or of the one given.
 
     Raises:
         CandidateError: `dtype_not_supported`.
     """
-    entry = built.kernel.manifest.entry
+    entry = entry or built.kernel.manifest.entry
     if isinstance(entry, str):
         return entry
     for known, name in entry.items():
@@ -84,16 +85,27 @@ class Extra:
     dtype: str
     is_saved: bool
 
+    def shape(self, dims: Mapping[str, int | str]) -> list[int]:
+        """Its sizes in a call.
+
+        Raises:
+            ValueError: a size that the call's dimensions do not give.
+        """
+        return [evaluate(size, dims) for size in self.sizes]
+
+    def kind(self, dims: Mapping[str, int | str]) -> Any:
+        """Its torch dtype in a call."""
+        import torch
+
+        return getattr(torch, str(dims["dtype"] if self.dtype == "dtype" else self.dtype))
+
     def made(self, dims: Mapping[str, int | str], like: Any) -> Any:
         """Uninitialised, on the call's device.
 
         Raises:
             ValueError: a size that the call's dimensions do not give.
         """
-        import torch
-
-        kind = dims["dtype"] if self.dtype == "dtype" else self.dtype
-        return like.new_empty([evaluate(size, dims) for size in self.sizes], dtype=getattr(torch, str(kind)))
+        return like.new_empty(self.shape(dims), dtype=self.kind(dims))
 
 
 def extras_of(built: Built) -> list[Extra]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 _STATIC_SHARED_BYTES = 48 * 1024
 """Dynamic shared memory that every kernel may use; more has to be asked for (CUDA programming guide)."""
@@ -39,16 +40,21 @@ class Driver:
         """(address of a LaunchConfig, function, address of the arguments, None) -> code, for `check`."""
         self.launch.argtypes = [ctypes.c_void_p] * 4
 
-    def load(self, cubin: bytes, name: str) -> int:
-        """Handle of one function of a cubin, in the current context.
+    def load(self, cubin: bytes, names: Sequence[str]) -> list[int]:
+        """Handles of functions of a cubin, in the current context.
 
         Raises:
             DriverError: the cubin is for another device, or holds no such function.
         """
-        module, function = ctypes.c_void_p(), ctypes.c_void_p()
-        self.check("cuModuleLoadData", self._cuda.cuModuleLoadData(ctypes.byref(module), cubin))
+        module = ctypes.c_void_p()
+        loaded = self._cuda.cuModuleLoadData(ctypes.byref(module), cubin)
+        self.check("the built kernel cannot be loaded: cuModuleLoadData", loaded)
+        return [self._function(module, name) for name in names]
+
+    def _function(self, module: ctypes.c_void_p, name: str) -> int:
+        function = ctypes.c_void_p()
         found = self._cuda.cuModuleGetFunction(ctypes.byref(function), module, name.encode())
-        self.check("cuModuleGetFunction", found)
+        self.check(f"{name!r} cannot be loaded: cuModuleGetFunction", found)
         return int(function.value or 0)
 
     def allow_shared(self, function: int, shared_bytes: int) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from e2e.builders._cache import DEPENDENCY_FLAGS, OUT, Recipe, build_once
 from e2e.builders._calls import (
-    arguments,
     bind_failed,
     entry_for,
+    extras_of,
+    output_names,
     require_device,
     scalar_types,
     unknown_argument,
@@ -21,7 +22,7 @@ from e2e.builders._calls import (
 from e2e.builders._driver import Driver, DriverError, LaunchConfig
 from e2e.builders._nvcc import nvcc_command
 from e2e.errors import CandidateError
-from e2e.protocols import BuildTarget, Built, Op, OpCall
+from e2e.protocols import BuildTarget, Built, Op, OpCall, outputs_of
 from e2e.schema.constraint import evaluate
 from e2e.schema.kernel import Kernel, Launch
 
@@ -32,7 +33,7 @@ _SCALARS: Mapping[str, Any] = {"float": ctypes.c_float, "int": ctypes.c_longlong
 
 
 class RawBuilder:
-    """Builds a cubin and launches its function through the driver."""
+    """Builds a cubin and launches its functions through the driver."""
 
     def build(self, kernel: Kernel, target: BuildTarget) -> Built:
         """Compile to a cubin with nvcc, or find in the cache.
@@ -50,38 +51,36 @@ class RawBuilder:
         return build_once(recipe, target)
 
     def bind(self, built: Built, op: Op, dtype: str) -> Callable[..., Any]:
-        """The function as the op's call: launches on torch's current stream and returns the output.
+        """The launches as the op's call: one after the other on torch's current stream; returns the outputs.
 
         Bare pointers know no strides: what is not contiguous is copied, and that is part of the timed call.
 
         Raises:
             CandidateError: `bind_failed` or `dtype_not_supported`.
         """
-        entry = entry_for(built, dtype)
-        names = arguments(built, op) or [*op.tensor_names, *op.scalar_names, "out"]
-        launch = built.kernel.manifest.launch
-        if launch is None:
+        launches = built.kernel.manifest.launch
+        if not launches:
             raise bind_failed(built, "launch: missing; raw needs one")
+        entries = [entry_for(built, dtype, launch.entry) for launch in launches]
         import torch
+        from torch._C import _cuda_getCurrentRawStream
 
         try:
             driver = Driver()
             torch.cuda.init()
             torch.cuda.synchronize()  # makes the device's context, without which nothing can be loaded
-            function = driver.load(Path(built.artifact).read_bytes(), entry)
+            functions = driver.load(Path(built.artifact).read_bytes(), entries)
         except (OSError, RuntimeError) as error:
-            raise bind_failed(built, f"entry: {entry!r} cannot be loaded: {error}") from error
-        bare = _Bare(driver, function, torch.cuda.current_device(), launch, names)
-        return _caller(bare, op, built)
+            raise bind_failed(built, f"entry: {error}") from error
+        device = torch.cuda.current_device()
+        return launcher(driver, functions, op, built, lambda: _cuda_getCurrentRawStream(device))
 
 
 @dataclass(frozen=True)
 class _Bare:
-    """A loaded function and what its launches are made of."""
+    """A loaded function, how it is launched, and what it is given."""
 
-    driver: Driver
     function: int
-    device: int
     launch: Launch
     names: list[str]
 
@@ -89,32 +88,51 @@ class _Bare:
 class _Plan:
     """One launch, for calls of one shape: only stream and addresses are filled in per call."""
 
-    def __init__(self, geometry: tuple[int, ...], values: list[Any], sources: list[tuple[Any, int]]) -> None:
-        self.geometry, self.values = geometry, values
+    def __init__(
+        self, function: int, geometry: tuple[int, ...], values: list[Any], sources: list[tuple[Any, int]]
+    ) -> None:
+        self.function, self.geometry, self.values = function, geometry, values
         self.launches = 0 not in geometry[:3]
         self.sources = sources
-        """Addresses to fill in, each with its tensor's place: the call's tensors, then the output."""
+        """Addresses to fill in, each with its tensor's place: the call's tensors, the outputs, then scratch."""
         self.config = LaunchConfig(*geometry)
         self.config_at = ctypes.addressof(self.config)
         self.arguments = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         self.arguments_at = ctypes.addressof(self.arguments)
 
 
-class _Plans(threading.local):
+@dataclass(frozen=True)
+class _Call:
+    """All launches for calls of one shape, and the scratch memory that they share."""
+
+    plans: list[_Plan]
+    scratch: list[tuple[list[int], Any]]
+    """Sizes and dtype of each."""
+
+
+class _Calls(threading.local):
     """Plans by shape, per thread: a plan is filled in by its call, and autograd calls from its own thread."""
 
     def __init__(self) -> None:
-        self.by_shape: dict[Any, _Plan] = {}
+        self.by_shape: dict[Any, _Call] = {}
 
 
-def _caller(bare: _Bare, op: Op, built: Built) -> Callable[..., Any]:
-    from torch._C import _cuda_getCurrentRawStream as current_stream
+def launcher(
+    driver: Driver, functions: Sequence[int], op: Op, built: Built, current_stream: Callable[[], int]
+) -> Callable[..., Any]:
+    """The op's call over loaded functions, one for each launch of the manifest.
 
-    plans, count, allocate = _Plans(), len(op.tensor_names), op.allocate
-    launch, function, device = bare.driver.launch, bare.function, bare.device
+    Raises:
+        CandidateError: `bind_failed`: no launch is given an output, or some scratch memory.
+    """
+    calls, count, allocate, launch = _Calls(), len(op.tensor_names), op.allocate, driver.launch
+    bares = [
+        _Bare(function, item, names)
+        for function, item, names in zip(functions, built.kernel.manifest.launch, _names(op, built), strict=True)
+    ]
 
     def call(*args: Any) -> Any:
-        out = allocate(*args)
+        made = allocate(*args)
         tensors, key = [], list(args)
         for place in range(count):
             tensor = args[place]
@@ -122,29 +140,64 @@ def _caller(bare: _Bare, op: Op, built: Built) -> Callable[..., Any]:
                 key[place] = tensor.shape
                 tensor = tensor if tensor.is_contiguous() else tensor.contiguous()
             tensors.append(tensor)
-        target = out if out.is_contiguous() else out.contiguous()
-        tensors.append(target)
-        plan = plans.by_shape.get(tuple(key))
-        if plan is None:
-            if len(plans.by_shape) >= _MAX_PLANS:
-                plans.by_shape.clear()
-            plan = plans.by_shape[tuple(key)] = _plan(bare, op, built, OpCall(args[:count], args[count:]))
-        if not plan.launches:
-            return out
-        for value, place in plan.sources:
-            tensor = tensors[place]
-            value.value = None if tensor is None else tensor.data_ptr()
-        plan.config.stream = current_stream(device)
-        code = launch(plan.config_at, function, plan.arguments_at, None)
-        if code:
-            raise _refused(bare, built, plan, code)
-        return out if target is out else out.copy_(target)
+        outputs = outputs_of(made)
+        dense = [out if out.is_contiguous() else out.contiguous() for out in outputs]
+        tensors += dense
+        known = calls.by_shape.get(tuple(key))
+        if known is None:
+            if len(calls.by_shape) >= _MAX_PLANS:
+                calls.by_shape.clear()
+            known = _planned(driver, bares, op, built, OpCall(args[:count], args[count:]))
+            calls.by_shape[tuple(key)] = known
+        for sizes, dtype in known.scratch:
+            tensors.append(args[0].new_empty(sizes, dtype=dtype))
+        stream = current_stream()
+        for plan in known.plans:
+            if not plan.launches:
+                continue
+            for value, place in plan.sources:
+                tensor = tensors[place]
+                value.value = None if tensor is None else tensor.data_ptr()
+            plan.config.stream = stream
+            code = launch(plan.config_at, plan.function, plan.arguments_at, None)
+            if code:
+                raise _refused(driver, built, plan, code)
+        for out, filled in zip(outputs, dense, strict=True):
+            if out is not filled:
+                out.copy_(filled)
+        return made
 
     return call
 
 
-def _plan(bare: _Bare, op: Op, built: Built, call: OpCall) -> _Plan:
-    """Geometry and argument list of one shape."""
+def _names(op: Op, built: Built) -> list[list[str]]:
+    """What every launch is given.
+
+    Raises:
+        CandidateError: `bind_failed`: memory that no launch is given.
+    """
+    manifest, outputs = built.kernel.manifest, output_names(op)
+    handed = [*outputs, *(extra.name for extra in extras_of(built))]
+    usual = manifest.args or [*op.tensor_names, *op.scalar_names, *handed]
+    found = [launch.args or usual for launch in manifest.launch]
+    for name in handed:
+        if not any(name in names for names in found):
+            raise bind_failed(built, f"args: no launch is given `{name}`, which is preallocated and passed in")
+    return found
+
+
+def _planned(driver: Driver, bares: Sequence[_Bare], op: Op, built: Built, call: OpCall) -> _Call:
+    """Launches and scratch memory of one shape."""
+    dims, extras = op.dims(call), extras_of(built)
+    try:
+        scratch = [(extra.shape(dims), extra.kind(dims)) for extra in extras]
+    except ValueError as error:
+        raise bind_failed(built, f"workspace: {error}") from error
+    return _Call([_plan(driver, bare, op, built, call) for bare in bares], scratch)
+
+
+def _plan(driver: Driver, bare: _Bare, op: Op, built: Built, call: OpCall) -> _Plan:
+    """Geometry and argument list of one launch."""
     dims = op.dims(call)
     try:
         grid = [evaluate(item, dims) for item in bare.launch.grid]
@@ -157,10 +210,10 @@ def _plan(bare: _Bare, op: Op, built: Built, call: OpCall) -> _Plan:
     if not 0 <= min(geometry) <= max(geometry) <= _MAX_SIZE:
         sizes = f"grid {grid}, block {block}, shared_bytes {shared}"
         raise bind_failed(built, f"launch: impossible for {dims}: {sizes}")
-    plan = _Plan(geometry, *_values(bare.names, op, built, call))
+    plan = _Plan(bare.function, geometry, *_values(bare.names, op, built, call))
     if plan.launches:
         try:
-            bare.driver.allow_shared(bare.function, shared)
+            driver.allow_shared(bare.function, shared)
         except DriverError as error:
             raise bind_failed(built, f"launch: {shared} bytes of shared memory: {error}") from error
     return plan
@@ -169,15 +222,14 @@ def _plan(bare: _Bare, op: Op, built: Built, call: OpCall) -> _Plan:
 def _values(names: list[str], op: Op, built: Built, call: OpCall) -> tuple[list[Any], list[tuple[Any, int]]]:
     """One C value per argument; those of tensors are filled in per call."""
     dims, types = op.dims(call), scalar_types(op)
-    tensors = [*op.tensor_names]
+    tensors = [*op.tensor_names, *output_names(op), *(extra.name for extra in extras_of(built))]
     scalars = dict(zip(op.scalar_names, call.scalars, strict=True))
     values: list[Any] = []
     sources: list[tuple[Any, int]] = []
     for name in names:
-        if name in tensors or name == "out":
+        if name in tensors:
             value: Any = ctypes.c_void_p()
-            place = tensors.index(name) if name in tensors else len(tensors)
-            sources.append((value, place))
+            sources.append((value, tensors.index(name)))
         elif name in scalars:
             kind = _SCALARS.get(types.get(name, "float"))
             if kind is None:
@@ -186,7 +238,7 @@ def _values(names: list[str], op: Op, built: Built, call: OpCall) -> tuple[list[
         elif isinstance(dims.get(name), int):
             value = ctypes.c_longlong(int(dims[name]))
         else:
-            known = [*tensors, *scalars, "out", *(key for key, size in dims.items() if isinstance(size, int))]
+            known = [*tensors, *scalars, *(key for key, size in dims.items() if isinstance(size, int))]
             raise unknown_argument(built, name, known)
         values.append(value)
     return values, sources
@@ -197,9 +249,9 @@ def _three(sizes: list[int]) -> tuple[int, int, int]:
     return x, y, z
 
 
-def _refused(bare: _Bare, built: Built, plan: _Plan, code: int) -> CandidateError:
+def _refused(driver: Driver, built: Built, plan: _Plan, code: int) -> CandidateError:
     grid, block, shared = plan.geometry[:3], plan.geometry[3:6], plan.geometry[6]
-    said = bare.driver.describe("cuLaunchKernelEx", code)
+    said = driver.describe("cuLaunchKernelEx", code)
     where = f"(grid {grid}, block {block}, {shared} bytes of shared memory)"
     return CandidateError(f"{built.kernel.spec}: {said} {where}", code="candidate_raised")
 

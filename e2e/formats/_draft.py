@@ -22,6 +22,8 @@ _NAMES = ("op", "entry", "binding")
 """Fields that the source can fill in."""
 _FORWARD_ONLY = ("raw", "module", "aten", "patch")
 """Bindings that know one entry; modules and ATen's operators bring their gradients by themselves."""
+_HANDED_MEMORY = ("tvm-ffi", "raw")
+"""Bindings whose entries allocate nothing."""
 _OF_CALLS = {"args", "outputs", "ranks", "mutates", "constraints", "launch", "flags"}
 """Fields about what an entry is called with."""
 _BORROWED = (None, "reference")
@@ -116,6 +118,8 @@ class Draft:
         self.data.setdefault("binding", source.binding)
         if self.data.get("device") is None and source.binding != "python":
             self.data["device"] = "cuda" if source.needs_cuda else "cpu"
+        if "entry" not in self.data and (launched := _launched(self.data.get("launch"))) is not None:
+            self.data["entry"] = launched
         if "entry" not in self.data and not source.unsupported:
             op = self.data.get("op")
             try:
@@ -133,30 +137,33 @@ class Draft:
             self._mistake("binding", f"a {suffix} file is bound by {known}, not {manifest.binding}")
         elif manifest.binding == "raw" and suffix != ".cu":
             self._mistake("binding", f"raw needs a .cu file, not {suffix}")
-        elif manifest.binding == "raw" and manifest.launch is None:
+        elif manifest.binding == "raw" and not manifest.launch:
             self._mistake("launch", "missing; raw needs one, such as `launch: {grid: [rows], block: [256]}`")
         patches = [manifest.kind == "patch", manifest.op == "patch", manifest.binding == "patch"]
         if any(patches) and not all(patches):
             self._mistake("kind", "a patch is `kind: patch` alone: leave `op` and `binding` out")
-        if manifest.launch is not None and manifest.binding != "raw":
+        if manifest.launch and manifest.binding != "raw":
             self._mistake("launch", f"only for `binding: raw`; {manifest.binding} launches by itself")
-        own = {"saves": manifest.saves, "workspace": manifest.workspace, "backward": manifest.backward not in _BORROWED}
+        own = {"saves": manifest.saves, "backward": manifest.backward not in _BORROWED}
         for field in (field for field, stated in own.items() if stated and manifest.binding in _FORWARD_ONLY):
             self._mistake(field, f"not for `binding: {manifest.binding}`, which hands over one entry's arguments only")
-        if manifest.binding == "python" and manifest.workspace:
-            self._mistake("workspace", "not for Python, which allocates by itself")
+        if manifest.workspace and manifest.binding not in _HANDED_MEMORY:
+            self._mistake("workspace", f"not for `binding: {manifest.binding}`, which allocates by itself")
         if manifest.backward is not None and manifest.op.startswith("aten:"):
             self._mistake("backward", "not for an operator of ATen: in training the operator's own stays in its place")
         if suffix == ".cu" and manifest.device == "cpu":
             self._mistake("device", "a .cu file runs on cuda; name a C++ source .cpp")
         if not manifest.dtypes:
             self._mistake("dtypes", "must name at least one")
-        entries = manifest.entry if isinstance(manifest.entry, dict) else {"": manifest.entry}
-        for name in entries.values():
-            if not _IDENTIFIER.fullmatch(name):
-                self._mistake("entry", f"{printable(name)!r} is not a function's name")
-        if isinstance(manifest.entry, dict) and (silent := set(manifest.dtypes) - set(manifest.entry)):
-            self._mistake("entry", f"no function for {', '.join(sorted(silent))}, which `dtypes` lists")
+        self._check_entries(manifest)
+
+    def _check_entries(self, manifest: Manifest) -> None:
+        for entry in manifest.entries:
+            for name in entry.values() if isinstance(entry, dict) else [entry]:
+                if not _IDENTIFIER.fullmatch(name):
+                    self._mistake("entry", f"{printable(name)!r} is not a function's name")
+            if isinstance(entry, dict) and (silent := set(manifest.dtypes) - set(entry)):
+                self._mistake("entry", f"no function for {', '.join(sorted(silent))}, which `dtypes` lists")
 
     def _mistake(self, field: str, message: str) -> None:
         line = self.block.lines.get((field,), self.block.line) if self.block else 1
@@ -164,3 +171,11 @@ class Draft:
         # A stand-in, so that validation does not report the same field again, with less in it.
         if field in _NAMES and not isinstance(self.data.get(field), str):
             self.data[field] = {"binding": "tvm-ffi"}.get(field, "unknown")
+
+
+def _launched(launches: Any) -> Any:
+    """The first launch's function, where every launch of a list names its own; `finish` says what is wrong with it."""
+    if not isinstance(launches, list) or not launches:
+        return None
+    named = [launch.get("entry") for launch in launches if isinstance(launch, dict)]
+    return named[0] if len(named) == len(launches) and all(named) else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator
 
@@ -29,8 +29,12 @@ class Claim(Record):
 
 
 class Launch(Record):
-    """Launch geometry of one bare `__global__` function, over the op's named dimensions."""
+    """One launch of a bare `__global__` function: geometry over the op's named dimensions."""
 
+    entry: str | dict[DType, str] | None = None
+    """The function, or one per dtype; None is the manifest's `entry`."""
+    args: list[str] | None = None
+    """What the function takes; None is the manifest's `args`."""
     grid: list[int | str] = Field(min_length=1, max_length=3)
     block: list[int | str] = Field(min_length=1, max_length=3)
     shared_bytes: int | str = 0
@@ -81,7 +85,8 @@ class Manifest(Record):
     afterwards is for the model check to say."""
     constraints: list[str] = []
     """Comparisons over named dimensions and `dtype`; excluded calls run the baseline op."""
-    launch: Launch | None = None
+    launch: list[Launch] = []
+    """Of a bare kernel: one launch, or several, one after the other on the same stream."""
     flags: list[str] = []
     """Extra compiler flags."""
     deterministic: bool | None = None
@@ -102,6 +107,18 @@ class Manifest(Record):
     def takes_outputs(self) -> bool:
         """Whether the entry is handed its outputs, preallocated."""
         return self.outputs == "last" or (self.outputs is None and self.binding in ("tvm-ffi", "raw"))
+
+    @property
+    def entries(self) -> list[str | dict[DType, str]]:
+        """What is called: of a bare kernel the function of every launch."""
+        return [launch.entry or self.entry for launch in self.launch] or [self.entry]
+
+    @field_validator("launch", mode="before")
+    @classmethod
+    def _launches(cls, value: Any) -> Any:
+        if value is None:
+            return []
+        return value if isinstance(value, list) else [value]
 
     @field_validator("saves", "workspace")
     @classmethod
