@@ -219,6 +219,10 @@ def selftest(
     op: Annotated[
         list[str] | None, typer.Option(metavar="OP", help="Plant kernels of this op only; may be repeated.")
     ] = None,
+    identical: Annotated[
+        bool,
+        typer.Option("--identical", help="Plant no gains and losses: identical code alone, in a third of the time."),
+    ] = False,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a workload field.")
     ] = None,
@@ -235,6 +239,7 @@ def selftest(
     from e2e.reports.text import printed
     from e2e.request import Request
     from e2e.selftest_story import tell
+    from e2e.trials import SIZES
 
     request = Request(
         workload=workload,
@@ -248,7 +253,8 @@ def selftest(
         command=("e2e", *context.obj),
     )
     with contextlib.closing(for_people(sys.stderr)) as progress:
-        report = own.selftest(request, runs=runs, ops=tuple(op or ()), progress=progress)
+        sizes = () if identical else SIZES
+        report = own.selftest(request, runs=runs, ops=tuple(op or ()), sizes=sizes, progress=progress)
     _emit(report.model_dump_json(indent=1) + "\n" if as_json else printed(tell(report)))
     return own.exit_code(report)
 

@@ -6,6 +6,7 @@ import secrets
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,6 +35,7 @@ from e2e.selftest_store import keep
 from e2e.stages.course import Course
 from e2e.stages.planted import Clock, catches, clock_for, for_op, late_catches, look, pilot, planted, time_run
 from e2e.stages.verdict import STAGE
+from e2e.units import Ratio
 
 POLICY = "selftest"
 ANY_MODULE = "module"
@@ -62,10 +64,13 @@ class Findings:
     unseen: list[str] = field(default_factory=list)
 
 
-def selftest(request: Request, *, runs: int, progress: Progress, ops: tuple[str, ...] = ()) -> SelftestReport:
+def selftest(
+    request: Request, *, runs: int, progress: Progress, ops: tuple[str, ...] = (), sizes: Sequence[Ratio] = trials.SIZES
+) -> SelftestReport:
     """Planted kernels, then runs of planted times until there are `runs` of them or the time is over; stores it.
 
-    Kernels are planted for `ops`, or where none is named for every op that occurs in the workload.
+    Kernels are planted for `ops`, or where none is named for every op that occurs in the workload; times are gains and
+    losses of `sizes`, shares of the step, beside identical code.
 
     Raises:
         UsageError: the caller's mistake.
@@ -82,7 +87,7 @@ def selftest(request: Request, *, runs: int, progress: Progress, ops: tuple[str,
     try:
         with reserved(loaded.device, cache_folder() / "locks", progress.note):
             course.crew.start()
-            _collect(course, findings, runs, ops)
+            _collect(course, findings, runs, ops, sizes)
     except KeyboardInterrupt:
         interrupted = True
         if findings.base is None:  # nothing is known, not even the device
@@ -121,7 +126,7 @@ def load(request: Request) -> Loaded:
     return Loaded(request, workload, policy, kernel, device, seed)
 
 
-def _collect(course: Course, findings: Findings, runs: int, ops: tuple[str, ...]) -> None:
+def _collect(course: Course, findings: Findings, runs: int, ops: tuple[str, ...], sizes: Sequence[Ratio]) -> None:
     budget_s = course.policy.budgets.cell_s
     known = sorted(registry.names("ops"), key=lambda name: (name != FIRST, name))
     for op in ops or [name for name in known if name not in OF_MODELS]:
@@ -140,7 +145,7 @@ def _collect(course: Course, findings: Findings, runs: int, ops: tuple[str, ...]
     findings.catches += late_catches(base)
     course.progress.stage("selftest", "the step alone")
     step_s = pilot(base)
-    findings.clock = clock_for(base, step_s, trials.pauses_for(step_s))
+    findings.clock = clock_for(base, step_s, trials.pauses_for(step_s, sizes))
     base.learn(stage_asked=STAGE, stage_finished=STAGE)
     for number in range(runs):
         course.progress.stage("selftest", f"planted times, run {number + 1} of {runs}")
@@ -183,9 +188,8 @@ def _one_run(base: Course, findings: Findings, number: int) -> bool:
     found = trials.trials_of(timed, seen, base.policy, dtype=base.crew.cell.dtype)
     findings.trials += found
     confirmed = sum(trial.outcome is Outcome.CONFIRMED for trial in found if trial.planted > 0)
-    base.progress.note(
-        f"run {number + 1}: identical code {found[0].outcome}, {confirmed} of {len(trials.SIZES)} gains confirmed"
-    )
+    gains = sum(trial.planted > 0 for trial in found)
+    base.progress.note(f"run {number + 1}: identical code {found[0].outcome}, {confirmed} of {gains} gains confirmed")
     return True
 
 

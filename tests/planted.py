@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from e2e import trials
 from e2e.arm_names import AS_SHIPPED
 from e2e.configuration import load_policy
@@ -18,18 +20,25 @@ RIGHT, WRONG = Fingerprint(1, (1.0, 2.0)), Fingerprint(2, (2.0, 1.0))
 
 
 def timed_run(
-    seed: int, *, block_sd: float = 0.004, worker_sd: float = 0.002, twin_speedup: float = 1.0, stale: str | None = None
+    seed: int,
+    *,
+    block_sd: float = 0.004,
+    worker_sd: float = 0.002,
+    twin_speedup: float = 1.0,
+    stale: str | None = None,
+    pauses: Mapping[str, float] = PAUSES,
 ) -> Timed:
     """One run; `twin_speedup` is a bias that the harness itself would give to the candidate of identical code."""
     clock = SyntheticClock(seed, block_sd=block_sd, worker_sd=worker_sd)
-    steps = {arm: STEP_S + PAUSES.get(arm, 0.0) for arm in ARMS}
+    arms = [AS_SHIPPED, SHAM, *pauses]
+    steps = {arm: STEP_S + pauses.get(arm, 0.0) for arm in arms}
     steps[TWIN] /= twin_speedup
     timed = Timed(seed)
     for worker in range(seed * POLICY.looks[0], (seed + 1) * POLICY.looks[0]):
         timed.segments += clock.worker(steps, worker=worker, blocks=POLICY.blocks)
-        timed.pauses[worker] = {arm: pause for arm, pause in PAUSES.items() if pause}
-    timed.digests = {(arm, step): WRONG if arm == stale else RIGHT for arm in ARMS for step in range(4)}
-    timed.replays = [Replay(arm, RIGHT, RIGHT) for arm in ARMS]
+        timed.pauses[worker] = {arm: pause for arm, pause in pauses.items() if pause}
+    timed.digests = {(arm, step): WRONG if arm == stale else RIGHT for arm in arms for step in range(4)}
+    timed.replays = [Replay(arm, RIGHT, RIGHT) for arm in arms]
     timed.steps_run = timed.steps_committed = len(timed.digests)
     return timed
 

@@ -11,6 +11,7 @@ from e2e.arm_names import AS_SHIPPED
 from e2e.schema.selftest import Catch, Effect
 from e2e.schema.words import Outcome, ReasonCode
 from e2e.trials import CANDIDATE, SHAM, TWIN, Timed
+from tests.fakes import STEP_S
 from tests.planted import ARMS, POLICY, QUIET, base, timed_run, tried
 
 
@@ -61,6 +62,17 @@ def test_a_noisy_machine_confirms_nothing_false_and_is_said_to_show_no_power() -
     (doubt,) = trials.doubts_of(list(effects.values()))
     assert "a gain of 5 %" in doubt
     assert "too noisy" in doubt
+
+
+def test_identical_code_alone_is_tried_without_gains_and_nothing_is_missed_then() -> None:
+    alone = trials.pauses_for(STEP_S, sizes=())
+    found = tried([timed_run(seed, pauses=alone) for seed in range(5)])
+    assert {trial.planted for trial in found} == {0.0} and len(found) == 5
+    (effect,) = trials.effects_of(found)
+    assert (effect.runs, effect.confirmed) == (5, 0)
+    assert trials.doubts_of([effect]) == [] == trials.faults_of([effect], [])
+    biased = trials.effects_of(tried([timed_run(seed, pauses=alone, twin_speedup=1.05) for seed in range(5)]))
+    assert trials.faults_of(biased, []), "a gain that nobody planted is a fault, alone or not"
 
 
 def test_no_finished_run_is_a_doubt_and_not_a_pass() -> None:
