@@ -79,7 +79,10 @@ def test_only_the_flags_of_this_version_exist() -> None:
 
 def test_only_the_flags_of_this_version_exist_for_selftest() -> None:
     shown = CliRunner().invoke(app, ["selftest", "--help"], env={"COLUMNS": "200"}).stdout
-    flags = {"--budget", "--device", "--help", "--json", "--op", "--out", "--policy", "--runs", "--seed", "--set"}
+    flags = {
+        "--budget", "--device", "--help", "--identical", "--json", "--op", "--out", "--policy", "--runs", "--seed",
+        "--set",
+    }  # fmt: skip
     assert flags == set(re.findall(r"--[a-z-]+", shown))
 
 
