@@ -186,7 +186,9 @@ def gate(
 @app.command()
 def report(
     run: RunArgument,
-    style: Annotated[str, typer.Option("--format", metavar="text|md|json", help="How to render it.")] = "text",
+    style: Annotated[
+        str, typer.Option("--format", metavar="text|md|html|json|junit|github", help="How to render it.")
+    ] = "text",
 ) -> int:
     """Render a stored run."""
     from e2e.store import load

@@ -83,7 +83,8 @@ def validate(request: Request, progress: Progress) -> Result:
     stored = run.finish(result)  # before the ledger, which others write too: nothing there may cost a result
     if (counted := attempts.enter(stored, request.out)) is not None:
         stored = run.finish(stored.model_copy(update={"attempts": counted}))
-    run.write_text("report.md", registry.load("reports", "md").render(stored))
+    for style in ("md", "html"):
+        run.write_text(f"report.{style}", registry.load("reports", style).render(stored))
     return stored
 
 

@@ -39,6 +39,18 @@ def step_seconds(segments: Iterable[Segment], arm: str) -> Seconds | None:
     return median(steps) if steps else None
 
 
+def drift(segments: Sequence[Segment]) -> Ratio:
+    """Relative change of one arm's median step from the first half of one worker's blocks to the second.
+
+    Raises:
+        ValueError: all segments are of one block.
+    """
+    middle = median(segment.block for segment in segments)
+    halves = [[s.seconds / s.steps for s in segments if (s.block > middle) is later] for later in (False, True)]
+    first, second = map(median, halves)
+    return second / first - 1
+
+
 def block_contrasts(segments: Iterable[Segment], *, arm: str, other: str) -> dict[int, list[float]]:
     """Per worker, one log ratio other / arm for every mirrored block of both; above 0 `arm` is faster.
 

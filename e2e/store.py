@@ -128,11 +128,6 @@ def to_json(result: Result) -> str:
     return result.model_copy(update={"cells": bare}).model_dump_json(indent=1) + "\n"
 
 
-def json_schema() -> dict[str, Any]:
-    """JSON Schema of result.json."""
-    return Result.model_json_schema(mode="serialization")
-
-
 def find(run: str | Path) -> Path:
     """The folder of a stored run, given the folder, its result.json, or a bare run id under `results/`.
 

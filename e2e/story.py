@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from e2e import wording
@@ -12,6 +12,17 @@ from e2e.schema.kernel import PATCH
 from e2e.schema.result import Attempts, CellResult, Result
 from e2e.schema.verdict import Reason
 from e2e.schema.words import Outcome, ReasonCode, Stage
+from e2e.signing import sentences
+from e2e.story_details import (
+    block_sections,
+    environment_section,
+    mutants_section,
+    numerics_section,
+    reproduce_section,
+    settings_sections,
+    sites_section,
+    story_of_the_win,
+)
 from e2e.story_facts import package
 from e2e.story_sections import Section, cells_section, detail_sections, first_sections, next_section
 from e2e.wording import LABELS, clean, count, outcome_word, percent, span
@@ -63,10 +74,12 @@ class Story:
     sections: tuple[Section, ...]
     footer: tuple[str, ...]
     """Run and environment."""
+    signing: tuple[tuple[str, str], ...] = ()
+    """Label and sentence: what the person who signs must know."""
 
 
-def tell(result: Result) -> Story:
-    """The story of a result."""
+def tell(result: Result, *, is_full: bool = False) -> Story:
+    """The story of a result; the full one has every block, input, site and setting in it."""
     deciding = deciding_cell(result)
     return Story(
         tone=_TONES.get(result.outcome, "open") if result.outcome else "open",
@@ -76,8 +89,9 @@ def tell(result: Result) -> Story:
         sentence=_sentence(result, deciding),
         marks=_marks(result),
         reasons=_reasons(result),
-        sections=_sections(result, deciding),
+        sections=_sections(result, deciding, is_full=is_full),
         footer=_footer(result, deciding),
+        signing=sentences(result, deciding),
     )
 
 
@@ -201,18 +215,34 @@ def reason_line(reason: Reason) -> str:
     return clean(f"{reason.message}{inside and f' ({inside})'} [{reason.code}]")
 
 
-def _sections(result: Result, deciding: CellResult | None) -> tuple[Section, ...]:
+def _sections(result: Result, deciding: CellResult | None, *, is_full: bool) -> tuple[Section, ...]:
     """The first screen, then details; the deciding cell first."""
     many = len(result.cells) > 1
     sections = [cells_section(result)] if many else []
     ordered = sorted(result.cells, key=lambda cell: cell is not deciding)
     for cell in ordered:
         prefix = f"{cell.cell.title}: " if many else ""
-        sections += first_sections(result, cell, prefix, is_deciding=cell is deciding)
-        sections += [next_section(result)] if cell is deciding else []
-        sections += detail_sections(cell, prefix)
+        speed, evidence = first_sections(result, cell, prefix, is_deciding=cell is deciding)
+        own = [speed]
+        if is_full:
+            own += [story_of_the_win(result, cell, prefix), *block_sections(cell, result.policy, prefix)]
+        own += [evidence]
+        own += [next_section(result)] if cell is deciding else []
+        own += detail_sections(cell, prefix)
+        own += _evidence_in_full(cell, prefix) if is_full else []
+        sections += own if cell is deciding else [replace(section, cell=cell.cell.title) for section in own]
     sections += [] if ordered else [next_section(result)]
+    if is_full:
+        sections += [reproduce_section(result), environment_section(result), *settings_sections(result)]
     return tuple(section for section in sections if not section.is_empty)
+
+
+def _evidence_in_full(cell: CellResult, prefix: str) -> list[Section]:
+    return [
+        numerics_section(cell.evidence.op_checks, prefix),
+        mutants_section(cell, prefix),
+        sites_section(cell.evidence.engagement, prefix),
+    ]
 
 
 def _footer(result: Result, deciding: CellResult | None) -> tuple[str, ...]:

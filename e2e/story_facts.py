@@ -51,7 +51,7 @@ def facts_of(result: Result, cell: CellResult, *, is_deciding: bool) -> tuple[tu
     ]
     if is_deciding:
         facts += [*_selftest(result), *_set_up(result, evidence), *_time(result, evidence)]
-        facts += [*_claim(result), *_scope(result, cell)]
+        facts += [*_claim(result), *scope(result, cell)]
     return tuple((label, clean(text)) for label, text in facts)
 
 
@@ -203,7 +203,7 @@ def _time(result: Result, evidence: Evidence) -> Facts:
     if evidence.isolated is not None and evidence.isolated.plumbing_s is not None:
         cost = max(0.0, evidence.isolated.plumbing_s)
         yield "plumbing", f"{duration(cost, digits=2)} of host time per call of the kernel are e2e's own, in eager arms"
-    elif evidence.isolated is not None and result.kernels[0].manifest.op.startswith("aten:"):
+    elif evidence.isolated is not None and any(kernel.manifest.op.startswith("aten:") for kernel in result.kernels):
         yield (
             "plumbing",
             "in eager arms every operator beside the replaced one passes through Python; identical code shows the cost",
@@ -272,7 +272,7 @@ def _claim(result: Result) -> Facts:
     )
 
 
-def _scope(result: Result, deciding: CellResult) -> Facts:
+def scope(result: Result, deciding: CellResult) -> Facts:
     """What the outcome holds for, and what nobody looked at."""
     if result.workload is None:
         return

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from e2e.figures import Figure, Grid, Ink, Mark, Strip, Tile, amount_axis, ratio_axis
 from e2e.schema.evidence import ArmRecord, Evidence, KernelTime
 from e2e.schema.policy import Policy
 from e2e.schema.result import CellResult, Regions, Result
-from e2e.schema.verdict import Latency, MemoryVerdict
+from e2e.schema.verdict import Estimate, Latency, MemoryVerdict
 from e2e.schema.words import Role, Stage
 from e2e.story_facts import facts_of, memory_figures
 from e2e.wording import (
@@ -32,6 +34,8 @@ class Table:
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    strip: Strip | None = None
+    """A drawing for every row, where a report can draw."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,12 @@ class Section:
     table: Table | None = None
     facts: tuple[tuple[str, str], ...] = ()
     lines: tuple[str, ...] = ()
+    figure: Figure | None = None
+    """A drawing of the table's numbers, where a report can draw."""
+    cell: str | None = None
+    """The cell that it is about, where that does not decide."""
+    is_folded: bool = False
+    """Long, and for those who ask: shown only on demand, where a report can fold."""
 
     @property
     def is_empty(self) -> bool:
@@ -53,14 +63,35 @@ def cells_section(result: Result) -> Section:
     """All cells of a sweep, one row each: where the kernel wins, and the rule that follows."""
     decides = result.policy.decides if result.policy else "best_pytorch"
     standings = [region.standing for region in result.regions.cells] if result.regions else [ABSENT] * len(result.cells)
-    rows = []
+    rows, found = [], []
     for cell, standing in zip(result.cells, standings, strict=True):
         against = [item for item in cell.verdict.latency.against if item.opponent == decides]
-        speedup = estimate(against[0].speedup) if against else ABSENT
+        found.append(against[0].speedup if against else None)
         outcome = outcome_word(cell.verdict.outcome)
-        rows.append((cell.cell.title, str(cell.cell.rows), speedup, outcome, standing))
+        rows.append((cell.cell.title, str(cell.cell.rows), estimate(found[-1]), outcome, standing))
     header = ("cell", "rows", "step ratio", "outcome", "the kernel")
-    return Section("Cells", Table(header, tuple(rows)), lines=_dispatch(result.regions))
+    marks = [interval_mark(speedup, "kernel") for speedup in found]
+    table = Table(header, tuple(rows), _ratio_strip("step ratio of every cell", marks, result.policy))
+    return Section("Cells", table, lines=_dispatch(result.regions), figure=_heat_map(result, standings, found))
+
+
+_INKS: dict[str, Ink] = {"wins": "good", "loses": "bad", "neither": "control"}
+
+
+def _heat_map(result: Result, standings: Sequence[str], speedups: Sequence[Estimate | None]) -> Grid | None:
+    """Batch by sequence, where a sweep has both; the colour says what the kernel does there, its depth how much."""
+    cells = [item.cell for item in result.cells]
+    batches, sequences = (list(dict.fromkeys(getattr(cell, name) for cell in cells)) for name in ("batch", "sequence"))
+    if len(batches) < 2 or len(sequences) < 2:
+        return None
+    most = max((abs(item.point_estimate - 1) for item in speedups if item is not None), default=0.0)
+    tiles = {}
+    for cell, standing, speedup in zip(cells, standings, speedups, strict=True):
+        depth = abs(speedup.point_estimate - 1) / most if speedup is not None and most else 0.0
+        text = ratio(speedup.point_estimate if speedup else None)
+        tiles[cell.batch, cell.sequence] = Tile(text, standing, _INKS.get(standing, "open"), depth)
+    rows = tuple((str(batch), tuple(tiles.get((batch, sequence)) for sequence in sequences)) for batch in batches)
+    return Grid("Step ratio by batch and sequence", "batch \\ sequence", tuple(map(str, sequences)), rows)
 
 
 def _dispatch(regions: Regions | None) -> tuple[str, ...]:
@@ -100,6 +131,7 @@ def detail_sections(cell: CellResult, prefix: str) -> list[Section]:
 
 def _speed(evidence: Evidence, latency: Latency, policy: Policy | None) -> Table:
     rows: list[tuple[str, ...]] = []
+    marks: list[Mark | None] = []
     alone = evidence.isolated
     if alone is not None:
         opponents = [("own module", alone.eager_s)]
@@ -107,7 +139,9 @@ def _speed(evidence: Evidence, latency: Latency, policy: Policy | None) -> Table
             opponents.append((clean(alone.alternative, 40), alone.alternative_s))
         for name, seconds in opponents:
             times = (duration(seconds, digits=3), duration(alone.candidate_s, digits=3))
-            rows.append((f"op alone: {name}", *times, ratio(_quotient(seconds, alone.candidate_s)), ""))
+            quotient = _quotient(seconds, alone.candidate_s)
+            rows.append((f"op alone: {name}", *times, ratio(quotient), ""))
+            marks.append(Mark("dot", quotient, "control") if quotient else None)
     titles = {"best_pytorch": "step: best PyTorch,", "as_shipped": "step:"}
     deciding = policy.decides if policy and policy.objective == "latency" and len(latency.against) > 1 else None
     for item in latency.against:
@@ -117,11 +151,30 @@ def _speed(evidence: Evidence, latency: Latency, policy: Policy | None) -> Table
         rows.append(
             (f"{titles.get(item.opponent, 'step: adopted,')} {arm(item.arm)}", *times, estimate(item.speedup), verdict)
         )
-    if latency.sham is not None:
-        rows.append(("step: identical code", "", "", estimate(latency.sham), "control"))
-    if latency.ceiling is not None:
-        rows.append(("step: any kernel at most", "", "", estimate(latency.ceiling), "ceiling"))
-    return Table(("against", "PyTorch", "kernel", "ratio, above 1 is faster", "outcome"), tuple(rows))
+        marks.append(interval_mark(item.speedup, "kernel"))
+    for name, found, word in (
+        ("identical code", latency.sham, "control"),
+        ("any kernel at most", latency.ceiling, "ceiling"),
+    ):
+        if found is not None:
+            rows.append((f"step: {name}", "", "", estimate(found), word))
+            marks.append(interval_mark(found, "control"))
+    header = ("against", "PyTorch", "kernel", "ratio, above 1 is faster", "outcome")
+    return Table(header, tuple(rows), _ratio_strip("ratios with their intervals", marks, policy))
+
+
+def interval_mark(value: Estimate | None, ink: Ink) -> Mark | None:
+    """A point with its interval."""
+    return None if value is None else Mark("interval", value.point_estimate, ink, value.lower_bound, value.upper_bound)
+
+
+def _ratio_strip(title: str, marks: Sequence[Mark | None], policy: Policy | None) -> Strip | None:
+    """All on one axis, which the intervals choose: what the op alone shows may lie far beyond it."""
+    ends = [end for mark in marks if mark for end in (mark.lower, mark.upper) if end is not None]
+    if not ends:
+        return None
+    axis = ratio_axis(ends, margin=policy.margin if policy else None)
+    return Strip(title, axis, tuple((mark,) if mark else () for mark in marks))
 
 
 def _quotient(over: float, under: float) -> float | None:
@@ -140,7 +193,7 @@ _ROLES = list(Role)
 
 
 def _arms(evidence: Evidence) -> Table:
-    rows = []
+    rows, marks = [], []
     who = {Role.BASELINE: "PyTorch: ", Role.CANDIDATE: "candidate: "}
     for record in sorted(evidence.arms, key=_arm_order):
         chosen = {evidence.baseline: "strongest", evidence.candidate: "best"}.get(record.name)
@@ -149,7 +202,13 @@ def _arms(evidence: Evidence) -> Table:
         name = f"{who.get(record.role, '')}{arm(record.name)}"
         step, first = duration(record.step_s), duration(record.first_step_s, digits=3)
         rows.append((name, step, first, clean(note, 120)))
-    return Table(("arm", "step", "first step", ""), tuple(rows))
+        ink = _ARM_INKS.get(record.role, "control")
+        marks.append(() if record.step_s is None else (Mark("bar", record.step_s, ink),))
+    axis = amount_axis([record.step_s for record in evidence.arms if record.step_s is not None])
+    return Table(("arm", "step", "first step", ""), tuple(rows), Strip("step times", axis, tuple(marks)))
+
+
+_ARM_INKS: dict[Role, Ink] = {Role.BASELINE: "pytorch", Role.CANDIDATE: "kernel"}
 
 
 def _arm_order(record: ArmRecord) -> tuple[int, bool, float]:

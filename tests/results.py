@@ -444,6 +444,8 @@ def ended_early(code: int, message: str) -> Result:
 
 
 GOLDEN = Path(__file__).parent / "golden" / "matched_by_pytorch"
+REPORTS = {"md": "report.md", "text": "report.txt", "html": "report.html", "junit": "junit.xml", "github": "github.txt"}
+"""Files of the golden run by format; its result.json is the sixth."""
 
 
 def write_golden() -> None:
@@ -451,8 +453,8 @@ def write_golden() -> None:
     GOLDEN.mkdir(parents=True, exist_ok=True)
     run = Run(GOLDEN)
     stored = run.finish(result())
-    run.write_text("report.md", registry.load("reports", "md").render(stored))
-    run.write_text("report.txt", registry.load("reports", "text").render(stored))
+    for style, name in REPORTS.items():
+        run.write_text(name, registry.load("reports", style).render(stored))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ class MarkdownReport:
             lines += [f"{story.asked.capitalize()}: *{_escape(story.sentence)}*", ""]
         lines += [line for mark in story.marks for line in (f"> **{_escape(mark)}**", "")]
         lines += [f"- {_escape(reason)}" for reason in story.reasons]
+        lines += [line for label, text in story.signing for line in ("", f"**{label.capitalize()}.** {_escape(text)}")]
         for section in story.sections:
             lines += ["", f"## {_escape(section.title)}", "", *_section(section)]
         lines += ["", "---", "", *(f"{_escape(line)}  " for line in story.footer)]

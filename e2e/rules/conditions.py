@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from e2e import wording
+from e2e import stats, wording
 from e2e.rules._words import some
 from e2e.schema.evidence import Segment
 from e2e.schema.verdict import Reason
@@ -55,7 +55,7 @@ def drifts(case: Case) -> Iterator[Reason]:
     Mirrored blocks cancel a drift from the contrasts, so it is advice: the times by themselves are what it spoils.
     """
     for arm, segments in _deciding_segments(case).items():
-        changes = [_drift(own) for own in _by_worker(segments)]
+        changes = [stats.drift(own) for own in _by_worker(segments)]
         is_one_way = len(changes) >= case.policy.looks[0] and (min(changes) > 0 or max(changes) < 0)
         typical = median(changes) if changes else 0.0
         if is_one_way and abs(typical) > DRIFTS:
@@ -69,14 +69,6 @@ def _by_worker(segments: Sequence[Segment]) -> list[list[Segment]]:
     for segment in segments:
         workers.setdefault(segment.worker, []).append(segment)
     return [own for own in workers.values() if len({segment.block for segment in own}) > 1]
-
-
-def _drift(segments: Sequence[Segment]) -> float:
-    """Relative change of the median step from the first half of a worker's blocks to the second."""
-    middle = median(segment.block for segment in segments)
-    halves = [[s.seconds / s.steps for s in segments if (s.block > middle) is later] for later in (False, True)]
-    first, second = map(median, halves)
-    return second / first - 1
 
 
 def clock_confound(case: Case) -> Iterator[Reason]:

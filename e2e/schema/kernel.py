@@ -113,7 +113,7 @@ class Manifest(Record):
         """What is called: of a bare kernel the function of every launch."""
         return [launch.entry or self.entry for launch in self.launch] or [self.entry]
 
-    @field_validator("launch", mode="before")
+    @field_validator("launch", mode="before", json_schema_input_type=list[Launch] | Launch | None)
     @classmethod
     def _launches(cls, value: Any) -> Any:
         if value is None:

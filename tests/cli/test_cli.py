@@ -294,7 +294,17 @@ def test_gate_takes_less_than_half_a_second(stored: Path) -> None:
     assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 0.5
 
 
-@pytest.mark.parametrize(("style", "start"), [("text", "REFUTED"), ("md", "# REFUTED"), ("json", "{")])
+@pytest.mark.parametrize(
+    ("style", "start"),
+    [
+        ("text", "REFUTED"),
+        ("md", "# REFUTED"),
+        ("json", "{"),
+        ("html", "<!DOCTYPE html>"),
+        ("junit", "<?xml"),
+        ("github", "::notice"),
+    ],
+)
 def test_report_renders_every_format(stored: Path, capsys: pytest.CaptureFixture[str], style: str, start: str) -> None:
     assert run(["report", str(stored), "--format", style]) == 0
     assert capsys.readouterr().out.startswith(start)
@@ -305,12 +315,15 @@ def test_report_as_json_is_strict_json(stored: Path, capsys: pytest.CaptureFixtu
     assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["outcome"] == "refuted"
 
 
-@pytest.mark.parametrize(("style", "hint"), [("txt", "did you mean 'text'? "), ("html", "")])
+KNOWN = "github, html, json, junit, md, text"
+
+
+@pytest.mark.parametrize(("style", "hint"), [("txt", "did you mean 'text'? "), ("pdf", "")])
 def test_an_unknown_format_names_the_nearest_and_all(
     stored: Path, capsys: pytest.CaptureFixture[str], style: str, hint: str
 ) -> None:
     assert run(["report", str(stored), "--format", style]) == 2
-    assert capsys.readouterr().err == f"e2e: error: no report called '{style}'; {hint}known: json, md, text\n"
+    assert capsys.readouterr().err == f"e2e: error: no report called '{style}'; {hint}known: {KNOWN}\n"
 
 
 def test_trace_without_traces_says_so(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:

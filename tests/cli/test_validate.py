@@ -550,7 +550,7 @@ def test_ctrl_c_or_cis_time_limit_in_the_middle_keeps_the_result_and_leaves_noth
     assert evidence.engagement is not None
     assert evidence.engagement.sites_found == tiny.SITES, "what was known is kept"
     assert ended.folder is not None
-    assert (ended.folder / "report.md").exists()
+    assert all((ended.folder / f"report.{style}").exists() for style in ("md", "html"))
 
 
 def test_a_second_ctrl_c_during_the_clean_up_still_leaves_no_process(

@@ -12,9 +12,10 @@ import pytest
 
 from e2e.errors import EnvironmentFault, StoredRunError, UsageError
 from e2e.judge import judge
+from e2e.schema.__main__ import FILE, schema_text
 from e2e.schema.evidence import Segment
 from e2e.schema.result import CellResult
-from e2e.store import COLUMNS, DIGEST, RESULT, SAMPLES, Run, find, json_schema, load, to_json
+from e2e.store import COLUMNS, DIGEST, RESULT, SAMPLES, Run, find, load, to_json
 from tests import results
 
 
@@ -225,10 +226,14 @@ def test_out_that_is_a_file_is_the_callers_mistake(tmp_path: Path) -> None:
         Run.create(tmp_path / "results" / "deeper", "x")
 
 
-def test_the_schema_describes_what_is_stored() -> None:
-    schema = json_schema()
-    assert set(schema["properties"]) == set(json.loads(to_json(results.result())))
-    assert False is schema["additionalProperties"]
+def test_the_published_schema_is_the_records() -> None:
+    """After a change of a record: `python -m e2e.schema`."""
+    published = json.loads(FILE.read_text(encoding="utf-8"))
+    assert json.loads(schema_text()) == published
+    assert set(json.loads(to_json(results.result()))) == set(published["properties"])
+    assert False is published["additionalProperties"]
+    assert "seed" in published["required"]
+    assert "regions" not in published["required"], "a run of before it was recorded has none"
 
 
 def test_loading_and_judging_a_large_run_is_quick(tmp_path: Path) -> None:

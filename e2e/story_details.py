@@ -1,0 +1,242 @@
+"""The parts of a full story, for reports without a first screen to keep free: every block, input, site and setting."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Any
+
+from e2e import stats
+from e2e.figures import Chart, Line, Mark, Strip, error_axis, level_axis, ratio_axis
+from e2e.schema.evidence import Engagement, OpCheck, Segment
+from e2e.schema.policy import Policy
+from e2e.schema.result import CellResult, Result
+from e2e.schema.verdict import Against
+from e2e.story_sections import Section, Table
+from e2e.wording import ABSENT, arm, clean, count, duration, ratio, small
+
+_BLOCKS_SHOWN = 200
+_INPUTS_UNFOLDED = 16
+_LABEL = 70
+
+
+def story_of_the_win(result: Result, cell: CellResult, prefix: str) -> Section:
+    """The author's ratio, the op's alone, and the step's: where a win goes."""
+    alone, against = cell.evidence.isolated, cell.verdict.latency.against
+    claimed = result.claim.claimed if result.claim else None
+    found: list[tuple[str, str, float | None]] = []
+    if claimed is not None:
+        found.append(("its author's claim", claimed.against, claimed.speedup))
+    if alone is not None and alone.candidate_s > 0:
+        found.append(("the op alone", "the model's own module", alone.eager_s / alone.candidate_s))
+        if alone.alternative is not None and alone.alternative_s is not None:
+            found.append(("the op alone", alone.alternative, alone.alternative_s / alone.candidate_s))
+    shipped_first = sorted(against, key=lambda row: row.opponent != "as_shipped")
+    found += [("the whole step", arm(row.arm), row.speedup.point_estimate) for row in shipped_first]
+    known = [value for *_, value in found if value]
+    if len(known) < 2:
+        return Section("")
+    axis = ratio_axis(known)
+    marks = tuple(
+        (Mark("bar", value, "kernel" if what == "the whole step" else "control", lower=1.0),) if value else ()
+        for what, _, value in found
+    )
+    rows = tuple((what, ratio(value), clean(versus, _LABEL)) for what, versus, value in found)
+    table = Table(("speed-up of", "ratio", "against"), rows, Strip("from the op alone to the step", axis, marks))
+    return Section(f"{prefix}From the op alone to the step", table)
+
+
+# ---- Blocks
+
+
+def block_sections(cell: CellResult, policy: Policy | None, prefix: str) -> Iterator[Section]:
+    """The deciding comparison, block by block, as a ratio and as the times behind it; then every block's numbers."""
+    row, mine = _deciding(cell, policy), cell.evidence.candidate
+    if row is None or mine is None:
+        return
+    whole = [segment for segment in cell.evidence.segments if segment.seconds > 0 and segment.steps > 0]
+    timed = [segment for segment in whole if segment.phase == "verdict" and segment.arm in (row.arm, mine)]
+    contrasts = stats.block_contrasts(timed, arm=mine, other=row.arm)
+    if not contrasts:
+        return
+    blocks = _blocks(timed, (row.arm, mine))
+    ratios = [blocks[place][row.arm] / blocks[place][mine] for place in blocks]
+    bands = _bands(blocks)
+    interval = (row.speedup.lower_bound, row.speedup.upper_bound)
+    axis = ratio_axis([*ratios, *interval], margin=policy.margin if policy else None)
+    said = f"Opponent's time over the kernel's in each of {count(len(blocks), 'block')}, worker by worker"
+    line = Line("a block's ratio", "kernel", tuple(enumerate(ratios)))
+    chart = Chart(said, axis, (line,), bands, interval)
+    workers = _workers(timed, contrasts, row.arm, mine)
+    yield Section(f"{prefix}Block by block", workers, lines=(f"the opponent is {arm(row.arm)}",), figure=chart)
+    lines = (
+        Line(arm(row.arm), "pytorch", tuple(enumerate(values[row.arm] for values in blocks.values()))),
+        Line("with the kernel", "kernel", tuple(enumerate(values[mine] for values in blocks.values()))),
+    )
+    times = [value for line in lines for _, value in line.points]
+    steps = Chart("Step time in each block, worker by worker", level_axis(times, duration), lines, bands)
+    yield Section(f"{prefix}Every block", _every_block(blocks, row.arm, mine), figure=steps, is_folded=True)
+
+
+def _deciding(cell: CellResult, policy: Policy | None) -> Against | None:
+    rows = cell.verdict.latency.against
+    decides = policy.decides if policy else None
+    return next((row for row in rows if row.opponent == decides), rows[0] if rows else None)
+
+
+_Blocks = dict[tuple[int, int], dict[str, float]]
+
+
+def _blocks(segments: Sequence[Segment], arms: tuple[str, str]) -> _Blocks:
+    """Median step of both arms by worker and block, in order; blocks that lack one are left out."""
+    steps: dict[tuple[int, int], dict[str, list[float]]] = {}
+    for segment in segments:
+        own = steps.setdefault((segment.worker, segment.block), {})
+        own.setdefault(segment.arm, []).append(segment.seconds / segment.steps)
+    return {
+        place: {name: median(values) for name, values in own.items()}
+        for place, own in sorted(steps.items())
+        if own.keys() == set(arms)
+    }
+
+
+def _bands(blocks: _Blocks) -> tuple[tuple[str, int, int], ...]:
+    places: dict[int, list[int]] = {}
+    for place, (worker, _) in enumerate(blocks):
+        places.setdefault(worker, []).append(place)
+    return tuple((f"worker {worker}", own[0], own[-1]) for worker, own in places.items())
+
+
+def _workers(timed: Sequence[Segment], contrasts: dict[int, list[float]], other: str, mine: str) -> Table:
+    rows = []
+    for worker, values in contrasts.items():
+        arms = [[s for s in timed if s.worker == worker and s.arm == name] for name in (other, mine)]
+        steps = [duration(stats.step_seconds(own, own[0].arm)) for own in arms]
+        ratio_text = f"{math.exp(stats.worker_estimate(values)):.4f}x"
+        rows.append((str(worker), str(len(values)), *steps, ratio_text, *map(_drift, arms)))
+    header = ("worker", "blocks", "PyTorch", "kernel", "ratio", "PyTorch's drift", "kernel's drift")
+    return Table(header, tuple(rows))
+
+
+def _drift(segments: Sequence[Segment]) -> str:
+    """From the first half of a worker's blocks to the second."""
+    return f"{stats.drift(segments) * 100:+.2f} %" if len({segment.block for segment in segments}) > 1 else ABSENT
+
+
+def _every_block(blocks: _Blocks, other: str, mine: str) -> Table:
+    rows = [
+        (str(worker), str(block), duration(own[other]), duration(own[mine]), f"{own[other] / own[mine]:.4f}x")
+        for (worker, block), own in blocks.items()
+    ]
+    left = len(rows) - _BLOCKS_SHOWN
+    more = [(f"and {left} more in samples.csv", "", "", "", "")] if left > 0 else []
+    return Table(("worker", "block", "PyTorch", "kernel", "ratio"), (*rows[:_BLOCKS_SHOWN], *more))
+
+
+# ---- Numerics and sites
+
+
+def numerics_section(checks: Sequence[OpCheck], prefix: str) -> Section:
+    """Every input of the op check: the kernel's error beside PyTorch's own, and the largest that would have passed."""
+    rows, marks = [], []
+    for check in checks:
+        errors = (check.error_candidate, check.error_baseline, check.allowed)
+        what = f"{check.label}: {check.site}" if check.site else check.label
+        said = check.status if check.code is None else f"{check.status} [{check.code}]"
+        rows.append((clean(f"{what}, {check.shape} {check.dtype}", 120), *map(small, errors), said))
+        marks.append(tuple(_error_marks(check)))
+    known = [mark.value for own in marks for mark in own]
+    strip = Strip("errors: kernel, PyTorch and the most allowed", error_axis(known), tuple(marks)) if known else None
+    header = ("input", "kernel's error", "PyTorch's", "allowed", "")
+    is_long = len(rows) > _INPUTS_UNFOLDED
+    return Section(f"{prefix}Errors of the op, input by input", Table(header, tuple(rows), strip), is_folded=is_long)
+
+
+def _error_marks(check: OpCheck) -> Iterator[Mark]:
+    if check.allowed is not None:
+        yield Mark("limit", check.allowed, "open")
+    if check.error_baseline is not None:
+        yield Mark("dot", check.error_baseline, "pytorch")
+    if check.error_candidate is not None:
+        yield Mark("dot", check.error_candidate, "bad" if check.status == "wrong" else "kernel")
+
+
+def mutants_section(cell: CellResult, prefix: str) -> Section:
+    """Wrong kernels made on purpose, put through the same check."""
+    rows = tuple((clean(m.name, _LABEL), "caught" if m.caught else "NOT CAUGHT") for m in cell.evidence.mutants)
+    return Section(f"{prefix}Wrong kernels made on purpose", Table(("kernel", ""), rows), is_folded=True)
+
+
+def sites_section(seen: Engagement | None, prefix: str) -> Section:
+    """Every place where the op happens, and whether the kernel ran there."""
+    rows = (
+        []
+        if seen is None
+        else [
+            (
+                clean(site.fqn, _LABEL),
+                clean(site.owner, 40),
+                clean(", ".join(f"{name} {value}" for name, value in site.dims.items()), _LABEL),
+                str(site.calls),
+                clean(f"{site.status}{f': {site.reason}' if site.reason else ''}", 120),
+            )
+            for site in seen.sites
+        ]
+    )
+    table = Table(("site", "module", "dimensions", "calls", ""), tuple(rows))
+    return Section(f"{prefix}Sites, of one untimed step", table, is_folded=True)
+
+
+# ---- Where and how
+
+
+def reproduce_section(result: Result) -> Section:
+    """The exact command, in the versions of then."""
+    packages = result.environment.get("packages")
+    pinned = [f"{name}=={version}" for name, version in packages.items()] if isinstance(packages, dict) else []
+    command = [*result.command, *([] if "--seed" in result.command else ["--seed", str(result.seed)])]
+    lines = [f"  pip install {shlex.join(pinned)}"] if pinned else []
+    lines += [f"  {shlex.join(command)}"] if result.command else []
+    facts = [("run", result.run_id), ("made", result.created)]
+    facts += [("kernel", f"{kernel.spec}, sha256 {kernel.sha256}") for kernel in result.kernels]
+    facts += [("workload", f"sha256 {digest}")] if (digest := result.environment.get("workload_sha256")) else []
+    facts += [("samples.csv", f"sha256 {result.samples_sha256}")] if result.samples_sha256 else []
+    said = tuple((label, clean(str(text))) for label, text in facts)
+    note = "The seed repeats inputs and schedule, never the times."
+    return Section("Reproduce", facts=said, lines=(*map(_command, lines), note))
+
+
+def _command(line: str) -> str:
+    return f"  {clean(line, 2000)}"
+
+
+def environment_section(result: Result) -> Section:
+    """Everything that was recorded of the machine."""
+    facts = [(clean(name, 40), clean(_plain(value))) for name, value in result.environment.items() if value]
+    return Section("Environment", facts=tuple(facts))
+
+
+def settings_sections(result: Result) -> Iterator[Section]:
+    """Every field of policy and workload, defaults too."""
+    for title, record in (("Policy", result.policy), ("Workload", result.workload)):
+        fields = _flat(record.model_dump(mode="json")) if record is not None else ()
+        rows = tuple((clean(name, _LABEL), clean(_plain(value))) for name, value in fields)
+        yield Section(title, Table(("field", "value"), rows), is_folded=True)
+
+
+def _flat(fields: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in fields.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_plain(inner)}" for key, inner in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_plain, value)) or "none"
+    return "none" if value is None or value == "" else str(value)
