@@ -18,6 +18,7 @@ from e2e import registry
 from e2e.arm_names import ArmName
 from e2e.binding import registered, sparing
 from e2e.errors import CandidateError
+from e2e.layouts import InLayout, Relaid
 from e2e.measure.fingerprint import Ring
 from e2e.measure.pause import Pause
 from e2e.operators import READS, Interception, interceptions_in, replace
@@ -56,8 +57,18 @@ def bound_to(built: Built, op: Op, dtype: str) -> Bound:
         raise CandidateError(
             f"{kernel.shown}: mutates: {op.name} has no tensor {unknown[0]!r}; it has: {known}", code="bind_failed"
         )
-    call = registry.load("builders", built.builder).bind(built, op, dtype)
+    call = _call_of(built, op, dtype)
     return Bound(call, kernel.sha256, frozenset(op.tensor_names.index(name) for name in kernel.manifest.mutates))
+
+
+def _call_of(built: Built, op: Op, dtype: str) -> Callable[..., Any]:
+    builder, layout = registry.load("builders", built.builder), built.kernel.manifest.layout
+    swaps = getattr(op, "layouts", {}).get(layout)
+    if swaps is None:
+        call: Callable[..., Any] = builder.bind(built, op, dtype)
+        return call
+    view = InLayout(op, swaps)
+    return Relaid(view, builder.bind(built, view, dtype))
 
 
 @dataclass(frozen=True)

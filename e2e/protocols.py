@@ -111,11 +111,18 @@ def outputs_of(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 
+OUT = "out"
+"""Name of an op's output in a manifest, and among the names of `Swaps`."""
+Swaps = Mapping[str, tuple[int, int]]
+"""Two dimensions by the name of a tensor: in another layout they stand in each other's place."""
+
+
 class Op(Protocol):
     """The operation that is replaced (worker side; one file in `e2e/ops/`).
 
-    One method is optional: `variants(dtype, device, seed)` gives named calls of other widths and scalars than the
-    example's, for checks without a workload; in a model its sites fix both.
+    Some members are optional. `variants(dtype, device, seed)` gives named calls of other widths and scalars than the
+    example's, for checks without a workload; in a model its sites fix both. `layouts` has the `Swaps` of every other
+    layout in which a kernel may take the op's tensors.
 
     A *call* is the op's tensors, then its scalars, in the order of their names. What a call returns is one tensor, or
     a tuple of them where `schema` says so.

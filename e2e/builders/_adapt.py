@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from e2e.builders._calls import OUT, unknown_argument
-from e2e.protocols import Built, Op, outputs_of
+from e2e.builders._calls import unknown_argument
+from e2e.protocols import OUT, Built, Op, outputs_of
 
 
 def adapted(function: Callable[..., Any], op: Op, built: Built) -> Callable[..., Any]:

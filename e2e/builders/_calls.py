@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from e2e.errors import CandidateError, EnvironmentFault, UsageError
-from e2e.protocols import BuildTarget, Built, Op, OpCall, outputs_of
+from e2e.protocols import OUT, BuildTarget, Built, Op, OpCall, outputs_of
 from e2e.schema.constraint import evaluate
 from e2e.schema.kernel import Kernel
 from e2e.schema.workload import DType
 
-OUT = "out"
-"""Name of the preallocated output in a manifest's `args`."""
 BORROWED = "reference"
 """What a manifest's `backward` says where the kernel borrows the op's own."""
 

@@ -14,7 +14,7 @@ from e2e import registry
 from e2e.errors import UsageError
 from e2e.formats._names import check_op, check_patched, shown_spec
 from e2e.formats._source import Source, pick_entry, same_name, scan
-from e2e.schema.kernel import Manifest
+from e2e.schema.kernel import LAYOUTS, OTHER_OPS, Manifest
 from e2e.yaml_lines import explain, printable
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
@@ -24,7 +24,7 @@ _FORWARD_ONLY = ("raw", "module", "aten", "patch")
 """Bindings that know one entry; modules and ATen's operators bring their gradients by themselves."""
 _HANDED_MEMORY = ("tvm-ffi", "raw")
 """Bindings whose entries allocate nothing."""
-_OF_CALLS = {"args", "outputs", "ranks", "mutates", "constraints", "launch", "flags"}
+_OF_CALLS = {"args", "layout", "outputs", "ranks", "mutates", "constraints", "launch", "flags"}
 """Fields about what an entry is called with."""
 _BORROWED = (None, "reference")
 """Backwards that need no function in the source."""
@@ -104,8 +104,11 @@ class Draft:
             if self.data["op"] is None:
                 known = ", ".join(registry.names("ops"))
                 self._mistake("op", f"not stated, and the file's name is no op; pass --op NAME (known: {known})")
+            else:
+                self.data["op"] = _in_layout(self.data["op"], self.data.get("layout"))
         elif isinstance(stated, str):
-            if asked not in (None, stated):
+            self.data["op"] = _in_layout(stated, self.data.get("layout"))
+            if asked not in (None, stated, self.data["op"]):
                 self._mistake("op", f"the file says {printable(stated)!r}, where {printable(str(asked))!r} is wanted")
             try:
                 check_op(stated)
@@ -155,6 +158,10 @@ class Draft:
             self._mistake("device", "a .cu file runs on cuda; name a C++ source .cpp")
         if not manifest.dtypes:
             self._mistake("dtypes", "must name at least one")
+        layouts = LAYOUTS.get(manifest.op.partition(":")[0], ())
+        if manifest.layout is not None and manifest.layout not in layouts:
+            known = f"{manifest.op} has {' and '.join(layouts)}" if layouts else f"{manifest.op} has one only"
+            self._mistake("layout", f"no {printable(manifest.layout)!r}: {known}")
         self._check_entries(manifest)
 
     def _check_entries(self, manifest: Manifest) -> None:
@@ -171,6 +178,11 @@ class Draft:
         # A stand-in, so that validation does not report the same field again, with less in it.
         if field in _NAMES and not isinstance(self.data.get(field), str):
             self.data[field] = {"binding": "tvm-ffi"}.get(field, "unknown")
+
+
+def _in_layout(op: str, layout: Any) -> str:
+    """The op that a kernel of that layout computes."""
+    return f"{op}:{layout}" if layout in OTHER_OPS and layout in LAYOUTS.get(op, ()) else op
 
 
 def _launched(launches: Any) -> Any:

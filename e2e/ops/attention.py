@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from e2e.ops._inputs import Draw, name_of
 from e2e.ops._mistakes import without_last_row
 from e2e.ops._sites import calls_by_name, names_in, with_globals
-from e2e.protocols import OpCall, Site
+from e2e.protocols import OUT, OpCall, Site, Swaps
 
 REGISTRY = "ALL_ATTENTION_FUNCTIONS"
 """Where Transformers' attention modules look up the function that attends, each in its own modelling module."""
@@ -52,6 +52,8 @@ class Attention:
     schema = (
         "(Tensor q, Tensor k, Tensor v, Tensor? mask, float scale, bool causal, float? softcap, int? window) -> Tensor"
     )
+
+    layouts: Mapping[str, Swaps] = {"bshd": dict.fromkeys(("q", "k", "v", OUT), (1, 2))}
 
     def __init__(self) -> None:
         self.alternatives: dict[str, Callable[..., Any]] = {

@@ -1,4 +1,4 @@
-"""Rotary position embedding, half-split: (q[b,h,s,d], k[b,kv,s,d], cos[b,s,r], sin[b,s,r]) -> (q, k)."""
+"""Rotary position embedding: (q[b,h,s,d], k[b,kv,s,d], cos[b,s,r], sin[b,s,r]) -> (q, k); `rope:interleaved` too."""
 
 from __future__ import annotations
 
@@ -8,32 +8,51 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from e2e.errors import UsageError
 from e2e.ops._inputs import Draw, name_of
 from e2e.ops._sites import calls_by_name, with_globals
 from e2e.protocols import OpCall, Site
 
 FUNCTION = "apply_rotary_pos_emb"
 """What Transformers' attention layers call it, each family in its own modelling module."""
+INTERLEAVED = "interleaved"
+"""The layout in which neighbouring channels are a pair; else the first half's are with the second's."""
 Pair = tuple[Tensor, Tensor]
 
 
 class Rope:
-    """Each half of a head's first r channels turns against the other: x cos + (-x2, x1) sin; the rest stays.
+    """A head's first r channels turn in pairs: x cos + across(x) sin; the rest stays.
 
-    Both halves of cos and sin are the same angles: a kernel may read one of them only.
+    A pair is a channel and the one half of r further on, (x1, x2) -> across (-x2, x1); interleaved, two neighbours. A
+    pair has one angle, which stands at both its channels: a kernel may read one of them only.
 
     Shapes:
         q (B, H, S, D), k (B, KV, S, D), cos and sin (B, S, R) with R <= D -> q (B, H, S, D), k (B, KV, S, D).
 
     Source:
-        Su et al. 2021, arXiv:2104.09864; `apply_rotary_pos_emb` in transformers' modeling_llama and modeling_gpt_neox.
+        Su et al. 2021, arXiv:2104.09864; `apply_rotary_pos_emb` in transformers' modeling_llama and modeling_gpt_neox,
+        interleaved in modeling_cohere.
     """
 
-    name = "rope"
     tensor_names = ("q", "k", "cos", "sin")
     scalar_names: tuple[str, ...] = ()
     schema = "(Tensor q, Tensor k, Tensor cos, Tensor sin) -> (Tensor, Tensor)"
     alternatives: Mapping[str, Callable[..., Any]] = {}
+
+    def __init__(self, *, is_interleaved: bool = False) -> None:
+        self.name = f"rope:{INTERLEAVED}" if is_interleaved else "rope"
+        self._across, self._other = (_neighbours, _halves) if is_interleaved else (_halves, _neighbours)
+        self._angles = _paired if is_interleaved else _angles
+
+    def of(self, layout: str) -> Rope:
+        """The op of a layout.
+
+        Raises:
+            UsageError: there is no such layout.
+        """
+        if layout != INTERLEAVED:
+            raise UsageError(f"no op called 'rope:{layout}'; it is rope, or rope:{INTERLEAVED}")
+        return Rope(is_interleaved=True)
 
     def find_sites(self, model: nn.Module) -> list[Site]:
         """Modules whose forward calls a function of that name with queries, keys, cosines and sines."""
@@ -61,14 +80,7 @@ class Rope:
 
     def reference(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Pair:
         """Plain maths in the precision it is given."""
-        return self._turned(q, cos, sin), self._turned(k, cos, sin)
-
-    @staticmethod
-    def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        turning, still = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
-        first, second = turning.chunk(2, dim=-1)
-        across = torch.cat([-second, first], dim=-1)
-        return torch.cat([turning * cos.unsqueeze(1) + across * sin.unsqueeze(1), still], dim=-1)
+        return _turned(q, cos, sin, self._across), _turned(k, cos, sin, self._across)
 
     def allocate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Pair:
         """Uninitialised q and k; where every channel turns they lie in memory as the inputs do."""
@@ -95,7 +107,7 @@ class Rope:
         """Heads as projections leave them, at positions from 0."""
         draw = Draw.of(dtype, device, seed)
         heads = (draw.made(draw.normal(2, 64, count, 64)).transpose(1, 2) for count in (8, 2))
-        return OpCall((next(heads), next(heads), *_angles(draw, 2, 64, 64, first=0)), ())
+        return OpCall((next(heads), next(heads), *self._angles(draw, 2, 64, 64, first=0)), ())
 
     def edge_calls(self, call: OpCall, seed: int) -> Iterable[tuple[str, OpCall]]:
         """One position, odd lengths, positions far out, rows at other positions, other layouts."""
@@ -104,7 +116,7 @@ class Rope:
         draw = Draw(seed, q)
 
         def angles(batch: int, sequence: int, first: int) -> Pair:
-            return _angles(draw, batch, sequence, turning, first=first)
+            return self._angles(draw, batch, sequence, turning, first=first)
 
         def heads_of(batch: int, sequence: int) -> Pair:
             """Laid out as projections leave them: (B, S, H, D) in memory."""
@@ -137,20 +149,27 @@ class Rope:
             "keys not turned": wrong(lambda q, k, cos, sin: (exact(q, k, cos, sin)[0], k)),
             "turned the other way": wrong(lambda q, k, cos, sin: exact(q, k, cos, -sin)),
             "turned twice": wrong(lambda q, k, cos, sin: exact(*exact(q, k, cos, sin), cos, sin)),
-            "interleaved": wrong(self._interleaved),
+            "channels paired otherwise": wrong(
+                lambda q, k, cos, sin: (_turned(q, cos, sin, self._other), _turned(k, cos, sin, self._other))
+            ),
             "one position late": wrong(lambda q, k, cos, sin: exact(q, k, _late(cos), _late(sin))),
             "the first row's angles for all": wrong(lambda q, k, cos, sin: exact(q, k, _first(cos), _first(sin))),
             "last position dropped": wrong(lambda q, k, cos, sin: _but_last(exact(q, k, cos, sin))),
         }
 
-    def _interleaved(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Pair:
-        def turned(x: Tensor) -> Tensor:
-            turning = x[..., : cos.shape[-1]]
-            across = torch.stack([-turning[..., 1::2], turning[..., ::2]], -1).flatten(-2)
-            made = turning * cos.unsqueeze(1) + across * sin.unsqueeze(1)
-            return torch.cat([made, x[..., cos.shape[-1] :]], -1)
 
-        return turned(q), turned(k)
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, across: Callable[[Tensor], Tensor]) -> Tensor:
+    turning, still = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+    return torch.cat([turning * cos.unsqueeze(1) + across(turning) * sin.unsqueeze(1), still], dim=-1)
+
+
+def _halves(x: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([-second, first], dim=-1)
+
+
+def _neighbours(x: Tensor) -> Tensor:
+    return torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
 
 
 def _angles(draw: Draw, batch: int, sequence: int, size: int, *, first: int) -> Pair:
@@ -158,6 +177,11 @@ def _angles(draw: Draw, batch: int, sequence: int, size: int, *, first: int) -> 
     angle = torch.arange(first, first + sequence, dtype=torch.float64)[:, None] * speed
     both = torch.cat([angle, angle], -1).expand(batch, sequence, size).contiguous()
     return draw.made(both.cos()), draw.made(both.sin())
+
+
+def _paired(draw: Draw, batch: int, sequence: int, size: int, *, first: int) -> Pair:
+    cos, sin = _angles(draw, batch, sequence, size, first=first)
+    return cos[..., : size // 2].repeat_interleave(2, -1), sin[..., : size // 2].repeat_interleave(2, -1)
 
 
 def _late(angles: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator
@@ -16,6 +17,10 @@ PATCH = "patch:"
 """Begins the spec of an installed function that changes a model by itself."""
 OF_MODELS = ("aten", "module", "patch")
 """Ops that are what some model's modules compute or call: nothing is known of them without one."""
+LAYOUTS: Mapping[str, tuple[str, ...]] = {"attention": ("bhsd", "bshd"), "rope": ("half_split", "interleaved")}
+"""Layouts by op; the first is the op's own."""
+OTHER_OPS = frozenset({"interleaved"})
+"""Layouts in which other numbers belong together: no view turns one into the other, so the op is `rope:interleaved`."""
 _WHOLE = ("int32", "int64", "uint8")
 """Dtypes of scratch memory and saved indices, beyond those of a model."""
 
@@ -80,6 +85,8 @@ class Manifest(Record):
     """Whether the entry returns its outputs or takes them last, preallocated; None is the binding's own way."""
     ranks: dict[str, int] = {}
     """Dimensions that the entry takes of a tensor; leading ones are folded into its first, and unfolded in outputs."""
+    layout: str | None = None
+    """Order of dimensions in which the entry takes tensors and gives outputs; None is the op's own (`LAYOUTS`)."""
     mutates: list[str] = []
     """Tensors of the op that the entry may write to, and whose memory its outputs may share. What a model needs of them
     afterwards is for the model check to say."""

@@ -28,6 +28,7 @@ HOMES: dict[str, tuple[str, dict[str, Any]]] = {
     "gelu_mul": ("gemma", {}),
     "layer_norm": ("gpt_neox", {}),
     "moe_experts": ("mixtral", {}),
+    "rope:interleaved": ("cohere", {}),
     "softmax": ("gpt2", {"attn_implementation": "eager"}),
 }
 """Models that ops which do not occur in a Llama are shown in: family and changes of its config."""
@@ -37,6 +38,7 @@ NAMED: dict[str, list[str]] = {
     "aten": ["aten:silu.default", "aten:mul.Tensor"],
     "module": ["module:LlamaRMSNorm", "module:LlamaMLP"],
     "patch": [],
+    "rope": ["rope", "rope:interleaved"],
 }
 """Names of an op whose file's name is not one; a patch says itself where it goes, see test_ops_patch.py."""
 UNFIT = {"aten:mul.Tensor": "model.rotary_emb"}
@@ -77,7 +79,7 @@ class Sample:
 @cache
 def sample(name: str, dtype: torch.dtype) -> Sample:
     op = registry.load_op(name)
-    family, changes = HOMES.get(name.partition(":")[0], ("llama", {}))
+    family, changes = HOMES.get(name) or HOMES.get(name.partition(":")[0], ("llama", {}))
     model = copy.deepcopy(families.model_of(family, **changes)).to(dtype)
     sites = [site for site in op.find_sites(model) if site.incompatible is None and site.fqn != UNFIT.get(name)]
     assert sites, f"{name} has no site in the tiny {family}: name its home above"
