@@ -219,7 +219,7 @@ def selftest(
     ] = "tiny_llama_infer",
     runs: Annotated[int, typer.Option(metavar="N", min=1, help="Runs of planted times.")] = 20,
     op: Annotated[
-        list[str] | None, typer.Option(metavar="OP", help="Plant kernels of this op only; may be repeated.")
+        list[str] | None, typer.Option("--op", metavar="OP", help="Plant kernels of this op only; may be repeated.")
     ] = None,
     identical: Annotated[
         bool,
