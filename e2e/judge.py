@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from e2e.rules import advice, conditions, correctness, engagement, memory, pins, speed
+from e2e.rules import advice, conditions, correctness, engagement, lossy, memory, pins, speed
 from e2e.schema.evidence import Evidence
 from e2e.schema.policy import Policy
 from e2e.schema.verdict import Latency, MemoryVerdict, Reason, Verdict
@@ -21,6 +21,7 @@ _Rule = Callable[[Case], Iterator[Reason]]
 RULES: tuple[_Rule, ...] = (
     correctness.op_is_wrong,
     correctness.model_is_wrong,
+    lossy.budget_is_exceeded,
     correctness.training_is_wrong,
     correctness.replay_differs,
     correctness.timed_outputs_differ,
@@ -38,6 +39,7 @@ RULES: tuple[_Rule, ...] = (
     speed.baseline_is_unfair,
     speed.budget_is_exhausted,
     speed.has_too_few_workers,
+    lossy.is_declared_lossy,
     advice.advice,
     conditions.not_steady,
     conditions.drifts,

@@ -79,6 +79,11 @@ def _fix_check(case: _Case, code: ReasonCode) -> list[NextAction]:
     return [_fix(case, f"fix {_fault_place(case, code)}, then repeat the check", until=Stage.CHECK)]
 
 
+def _fix_precision(case: _Case, code: ReasonCode) -> list[NextAction]:
+    why = "compute in the model's own precision, or declare `precision:` in the kernel's block"
+    return [_fix(case, f"{why}: then the policy's budget for the model's outputs decides", until=Stage.CHECK)]
+
+
 def _fix_build(case: _Case, code: ReasonCode) -> list[NextAction]:
     return [_fix(case, f"fix {_fault_place(case, code)}, then build again", until=Stage.BUILD)]
 
@@ -283,6 +288,7 @@ _BY_CODE: dict[ReasonCode, Callable[[_Case, ReasonCode], list[NextAction]]] = {
     ReasonCode.STALE_OUTPUT: _fix_timed,
     ReasonCode.CONTAMINATED_BASELINE: _fix_timed,
     ReasonCode.TAMPERED: _fix_timed,
+    ReasonCode.PRECISION_DOWNGRADED: _fix_precision,
     ReasonCode.BUILD_FAILED: _fix_build,
     ReasonCode.NO_BACKWARD: _fix_backward,
     ReasonCode.NOT_ON_PATH: _off_path,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from e2e.rules.lossy import kl_added
 from e2e.schema.evidence import Engagement, Evidence, ExamRecord, ModelCheck, OpCheck, TrainingCheck
 from e2e.schema.policy import Policy
 from e2e.schema.result import CellResult, Result
@@ -43,6 +44,7 @@ def facts_of(result: Result, cell: CellResult, *, is_deciding: bool) -> tuple[tu
     facts = [
         *_op_checks(evidence.op_checks, verdict.numerics, result.policy),
         *_model_check(evidence.model_check, verdict.numerics),
+        *_lossy(evidence, result.policy),
         *_exam(evidence.exam),
         *_training(evidence.training),
         *_engagement(evidence.engagement),
@@ -95,6 +97,24 @@ def _model_check(check: ModelCheck | None, numerics: NumericsVerdict) -> Facts:
         f" same top token {percent(check.top1_candidate, digits=5)}"
         f" (baseline {percent(check.top1_baseline, digits=5)}); {count(check.tokens, 'token')}",
     )
+
+
+def _lossy(evidence: Evidence, policy: Policy | None) -> Facts:
+    """For whom the outcome holds, and what decided on the outputs."""
+    check = evidence.model_check
+    if check is None or check.precision is None:
+        return
+    beyond = sum(row.status == "lossy" for row in evidence.op_checks)
+    text = f"declared {check.precision}: the policy's budget for the model's outputs stands in for the op rule, which"
+    text += f" {beyond} of {count(len(evidence.op_checks), 'input')} would not have passed"
+    allowed = policy.numerics if policy else None
+    found = (
+        ("KL beyond the baseline's", kl_added(check), allowed.lossy_kl_nats if allowed else None),
+        ("log-likelihood lost, at most", check.nll_upper, allowed.lossy_nll_nats if allowed else None),
+    )
+    for what, value, most in found:
+        text += f"; {what} {small(value)} nats per token" + ("" if most is None else f" (allowed {small(most)})")
+    yield "precision", text
 
 
 def _exam(exam: ExamRecord | None) -> Facts:

@@ -198,14 +198,18 @@ class Handlers:
         """See Examiner.compare_ops."""
         return {"checks": self.examiner.compare_ops(outputs=Path(outputs), ratio=ratio)}
 
-    def do_compare_logits(self, *, path: str, ratio: float) -> dict[str, Any]:
+    def do_compare_logits(self, *, path: str, ratio: float, is_lossy: bool) -> dict[str, Any]:
         """See Examiner.compare_logits."""
-        found: dict[str, Any] = self.examiner.compare_logits(path=Path(path), ratio=ratio)
+        found: dict[str, Any] = self.examiner.compare_logits(path=Path(path), ratio=ratio, is_lossy=is_lossy)
         return found
 
-    def do_compare_step(self, *, path: str) -> dict[str, Any]:
+    def do_gross_errors(self, *, fqns: list[str]) -> dict[str, Any]:
+        """See Examiner.gross_errors."""
+        return {"rows": self.examiner.gross_errors(fqns=fqns)}
+
+    def do_compare_step(self, *, path: str, rough: float) -> dict[str, Any]:
         """See Examiner.compare_step."""
-        found: dict[str, Any] = self.examiner.compare_step(path=Path(path))
+        found: dict[str, Any] = self.examiner.compare_step(path=Path(path), rough=rough)
         return found
 
     def do_compare_gradients(self, *, baseline: str, candidate: str, ratio: float) -> dict[str, Any]:

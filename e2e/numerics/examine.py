@@ -15,11 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from e2e.errors import UsageError
+from e2e.measure.audit import FAR
 from e2e.measure.fingerprint import checksum
 from e2e.numerics.captures import Captured, clone_call, read_outputs, save_calls, select
 from e2e.numerics.compare import distance_of, error_of, floor_of
 from e2e.numerics.conformance import LOUD, Outputs, Watch
 from e2e.numerics.kept import Kept
+from e2e.numerics.lossy import gross_errors, next_tokens, surprise
 from e2e.numerics.op_level import OpExaminer
 from e2e.patch import Patch, observed, sites_in
 from e2e.protocols import Op, Site
@@ -57,6 +59,8 @@ class Examiner(OpExaminer):
         self.fit: list[Site] = []
         """Sites that compute the op, as the survey found."""
         self._logits: tuple[Tensor, Tensor] | None = None
+        self._rows: list[Tensor] = []
+        """Token ids that the logits answer."""
         self._steps: tuple[Tensor, Tensor] | None = None
 
     def survey(self, *, seed: int, path: Path, budget_bytes: int, is_named: bool = False) -> dict[str, Any]:
@@ -148,7 +152,7 @@ class Examiner(OpExaminer):
             ],
             kept,
         )
-        self._logits = (_flat(reference), _flat(baseline))
+        self._logits, self._rows = (_flat(reference), _flat(baseline)), rows
         return {"tokens": sum(ids.numel() for ids in rows), "reference": str(reference.dtype).removeprefix("torch.")}
 
     def _answers(self, name: str, questions: list[Question], kept: Kept) -> tuple[Tensor, Tensor]:
@@ -189,8 +193,18 @@ class Examiner(OpExaminer):
         ids: Tensor = session.tokens.windows(calls * batch, length, seed).to(session.device)
         return list(ids.split(batch))
 
-    def compare_logits(self, *, path: Path, ratio: float) -> dict[str, Any]:
-        """The candidate's logits against the reference, beside the baseline's own distance."""
+    def gross_errors(self, *, fqns: list[str]) -> list[dict[str, Any]]:
+        """What the model's outputs make of plain mistakes at those sites; see lossy.gross_errors."""
+        assert self._logits is not None
+        ids, sites = self._rows[0], [site for site in self.fit if site.fqn in fqns]
+        reference, baseline = (logits[: ids.numel()] for logits in self._logits)
+        return gross_errors(self._session, self._op, sites, ids, reference, baseline)
+
+    def compare_logits(self, *, path: Path, ratio: float, is_lossy: bool = False) -> dict[str, Any]:
+        """The candidate's logits against the reference, beside the baseline's own distance.
+
+        Of a declared lossy kernel (`is_lossy`) their distance is no fault here: the policy's budget decides.
+        """
         assert self._logits is not None
         reference, baseline = self._logits
         value = read_outputs(path, self._session.device, "logits")["logits"]
@@ -209,11 +223,14 @@ class Examiner(OpExaminer):
         if not bool(torch.isfinite(value).all()):
             return row | _wrong(ReasonCode.NONFINITE_OUTPUT)
         found = distance_of(value, reference)
-        code = ReasonCode.MODEL_ERROR_EXCEEDED if found.error > allowed else None
+        lost = surprise(value, baseline, next_tokens(self._rows).to(value.device))
+        code = ReasonCode.MODEL_ERROR_EXCEEDED if found.error > allowed and not is_lossy else None
         return row | {
             "error_candidate": found.error,
             "kl_candidate": found.kl,
             "top1_candidate": found.top1,
+            "nll_difference": lost.difference if lost else None,
+            "nll_upper": lost.upper if lost else None,
             "status": "wrong" if code else "passed",
             "code": code,
         }
@@ -242,16 +259,18 @@ class Examiner(OpExaminer):
         """Steps enough for eight rows: the error of one row alone varies by more than any mode changes it."""
         return [seed + place for place in range(-(-8 // session.cell.batch))]
 
-    def compare_step(self, *, path: Path) -> dict[str, Any]:
+    def compare_step(self, *, path: Path, rough: float = 0.0) -> dict[str, Any]:
         """One arm's steps, in whatever mode it ran, against the reference: a mode may not change the result.
 
-        Modes round differently, so this bound is wide. How right the kernel is, the op and model checks say.
+        Modes round differently, so this bound is wide. How right the kernel is, the op and model checks say; `rough` is
+        the error that they know of a declared lossy one.
         """
         assert self._steps is not None
         reference, baseline = self._steps
         value = read_outputs(path, self._session.device, "logits")["logits"]
         own = error_of(baseline, reference)
         allowed = MODE_RATIO * (own.total + floor_of(baseline.dtype))
+        allowed = max(allowed, min(FAR, MODE_RATIO * rough))
         if value.shape != baseline.shape or value.dtype != baseline.dtype or not bool(torch.isfinite(value).all()):
             return {"passed": False, "error": None, "baseline": own.total, "allowed": allowed}
         found = error_of(value, reference)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from e2e import wording
+from e2e.rules import lossy
 from e2e.rules._words import error_words, some
 from e2e.schema.evidence import EXAMPLE, TYPICAL, Evidence, OpCheck, Where
 from e2e.schema.verdict import NumericsVerdict, Reason
@@ -124,8 +125,10 @@ def check_has_no_power(case: Case) -> Iterator[Reason]:
     """The check let a wrong kernel through, or never saw an input of this model."""
     evidence = case.evidence
     survivors = [mutant.name for mutant in evidence.mutants if not mutant.caught]
-    finished = evidence.stage_finished
-    if survivors:
+    finished, unjudged = evidence.stage_finished, lossy.is_not_judged(case)
+    if unjudged:
+        yield Reason(code=ReasonCode.CHECK_NO_POWER, message=unjudged)
+    elif survivors:
         number = f"{len(survivors)} of {len(evidence.mutants)}"
         message = f"{number} wrong kernels passed the check: {some(survivors)}"
         yield Reason(code=ReasonCode.CHECK_NO_POWER, message=message)
@@ -147,13 +150,13 @@ def _has_passed(evidence: Evidence) -> bool:
     sites = [site for site in evidence.engagement.sites if site.status == "patched"] if evidence.engagement else []
     if sites and all(site.unchecked for site in sites):
         return evidence.model_check is not None or evidence.training is not None
-    return bool(_typical(evidence, "passed"))
+    return bool(_typical(evidence, "passed", "lossy"))
 
 
 def numerics_of(case: Case) -> NumericsVerdict:
     """Drift beside the baseline's own, and what the rules above make of it."""
     evidence, model = case.evidence, case.evidence.model_check
-    codes = [reason.code for rule in (op_is_wrong, model_is_wrong, training_is_wrong) for reason in rule(case)]
+    codes = [reason.code for rule in _WRONG for reason in rule(case)]
     checks = _typical(evidence)
     ratios = [_error_ratio(check.error_candidate, check.error_baseline) for check in checks]
     return NumericsVerdict(
@@ -164,6 +167,9 @@ def numerics_of(case: Case) -> NumericsVerdict:
         mutants_caught=sum(mutant.caught for mutant in evidence.mutants),
         mutants=len(evidence.mutants),
     )
+
+
+_WRONG = (op_is_wrong, model_is_wrong, lossy.budget_is_exceeded, training_is_wrong)
 
 
 def _typical(evidence: Evidence, *statuses: str) -> list[OpCheck]:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from e2e.schema.precision import Precision
 from e2e.schema.record import Record
 from e2e.schema.words import Mode, ReasonCode, Role, Stage
 from e2e.units import Bytes, Ratio, Seconds
@@ -95,7 +96,8 @@ class OpCheck(Record):
     shape: str
     stride: str
     dtype: str
-    status: Literal["passed", "wrong", "declined", "raised"]
+    status: Literal["passed", "wrong", "lossy", "declined", "raised"]
+    """`lossy`: beyond what the op rule allows, by a kernel that declares it."""
     error_candidate: float | None
     """Relative root-mean-square error against the reference."""
     error_baseline: float | None
@@ -132,6 +134,12 @@ class ModelCheck(Record):
     top1_candidate: Ratio | None
     """Share of tokens whose most likely next token is the reference's."""
     top1_baseline: Ratio | None
+    nll_difference: float | None = None
+    """Of the true next tokens: negative log-likelihood less the baseline's, nats per token."""
+    nll_upper: float | None = None
+    """Upper 97.5 % bound of it."""
+    precision: Precision | None = None
+    """The lossy precision that the kernel declares: then the policy's budget decides, not `allowed`."""
     status: Literal["passed", "wrong"]
     code: ReasonCode | None = None
     kernel_calls: int | None = None

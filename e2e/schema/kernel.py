@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 from pydantic import Field, field_validator
 
 from e2e.schema.constraint import check_expression
+from e2e.schema.precision import Precision, is_lossy
 from e2e.schema.record import Record
 from e2e.schema.workload import DType
 
@@ -94,6 +95,9 @@ class Manifest(Record):
     """Comparisons over named dimensions and `dtype`; excluded calls run the baseline op."""
     launch: list[Launch] = []
     """Of a bare kernel: one launch, or several, one after the other on the same stream."""
+    precision: Precision | None = None
+    """A lower precision that it computes in: in a model whose dtype holds more, the op rule gives way to the policy's
+    budget for the model's outputs."""
     flags: list[str] = []
     """Extra compiler flags."""
     deterministic: bool | None = None
@@ -119,6 +123,10 @@ class Manifest(Record):
     def entries(self) -> list[str | dict[DType, str]]:
         """What is called: of a bare kernel the function of every launch."""
         return [launch.entry or self.entry for launch in self.launch] or [self.entry]
+
+    def lossy_in(self, dtype: str) -> Precision | None:
+        """The declared precision, where a model of that dtype holds more."""
+        return self.precision if is_lossy(self.precision, dtype) else None
 
     @field_validator("launch", mode="before", json_schema_input_type=list[Launch] | Launch | None)
     @classmethod

@@ -30,6 +30,12 @@ class Numerics(Record):
     error_ratio: float = Field(2.0, gt=0)
     """err(candidate, reference) at most this times err(baseline, reference), plus a floor from the dtype.
     Source: torch._dynamo.utils.same and FlashAttention's tests both use 2."""
+    lossy_kl_nats: float = Field(0.01, ge=0)
+    """Of a kernel that declares a lossy precision: what it may add to KL(reference || model), per token; about what
+    weights of five to six bits do. Assumed, not measured."""
+    lossy_nll_nats: float = Field(0.01, ge=0)
+    """The same for the negative log-likelihood of the true next tokens: the upper 97.5 % bound of the paired difference
+    from the baseline's, 1 % of perplexity. The form is METHOD.md B3.6's; its 0.002 needs more tokens than a run has."""
     model_tokens: int = Field(4096, ge=1)
     """Teacher-forced tokens of the model-level comparison, at most."""
     capture_bytes: int = Field(256 * 2**20, ge=1)

@@ -105,6 +105,8 @@ class ReasonCode(StrEnum):
     # incorrect
     OP_ERROR_EXCEEDED = "op_error_exceeded"
     MODEL_ERROR_EXCEEDED = "model_error_exceeded"
+    PRECISION_DOWNGRADED = "precision_downgraded"
+    LOSSY_BUDGET_EXCEEDED = "lossy_budget_exceeded"
     NONFINITE_OUTPUT = "nonfinite_output"
     WRONG_OUTPUT_LAYOUT = "wrong_output_layout"
     INPUTS_CHANGED = "inputs_changed"
@@ -169,6 +171,7 @@ class ReasonCode(StrEnum):
     CONTENTION = "contention"
     CANNOT_SEE = "cannot_see"
     RANDOM_WEIGHTS = "random_weights"
+    DECLARED_LOSSY = "declared_lossy"
 
 
 class ReasonText(StrEnum):
@@ -178,6 +181,8 @@ class ReasonText(StrEnum):
         "on inputs of this model, the op's error against the reference exceeds what the baseline's own error allows"
     )
     MODEL_ERROR_EXCEEDED = "the model's outputs move further from the reference than the baseline's own error allows"
+    PRECISION_DOWNGRADED = "the op's error is that of a lower precision, which the kernel does not declare"
+    LOSSY_BUDGET_EXCEEDED = "a kernel of a declared lossy precision moves the model beyond the policy's budget"
     NONFINITE_OUTPUT = "the candidate returned NaN or infinity where the reference is finite"
     WRONG_OUTPUT_LAYOUT = "the output's shape, dtype or aliasing differs from the baseline's"
     INPUTS_CHANGED = "the candidate changed its inputs"
@@ -236,6 +241,7 @@ class ReasonText(StrEnum):
     CONTENTION = "other processes used the machine during timing"
     CANNOT_SEE = "this machine does not show a quantity that e2e wanted to read"
     RANDOM_WEIGHTS = "the model's weights are random, so its outputs mean little"
+    DECLARED_LOSSY = "the kernel declares a lossy precision, in which the model answers a little differently"
 
 
 _KIND_STARTS = {

@@ -10,6 +10,7 @@ from e2e.crew import MANY_CORES
 from e2e.measure.machine import thread_count
 from e2e.numerics.constraints import declined_by
 from e2e.processes import Worker, WorkerFault
+from e2e.rules.lossy import over_budget
 from e2e.schema.evidence import (
     TYPICAL,
     DeviceFacts,
@@ -21,6 +22,7 @@ from e2e.schema.evidence import (
     SiteRecord,
     TrainingCheck,
 )
+from e2e.schema.precision import Precision
 from e2e.schema.words import Mode, ReasonCode, Role, Stage
 from e2e.stages import earlier
 from e2e.stages.course import Course
@@ -264,7 +266,7 @@ def check_op(course: Course, worker: Worker) -> None:
     remarks = course.crew.ask(worker, "run_ops", stage=STAGE, inputs=str(inputs), outputs=str(outputs))["remarks"]
     assert course.clean is not None
     rows = course.crew.require(course.clean, "compare_ops", outputs=str(outputs), ratio=ratio)["checks"]
-    course.learn(op_checks=op_checks(rows, remarks))
+    course.learn(op_checks=op_checks(rows, remarks, is_lossy=_lossy(course) is not None))
 
 
 def check_mutants(course: Course) -> None:
@@ -275,8 +277,10 @@ def check_mutants(course: Course) -> None:
     course.learn(mutants=[MutantCheck.model_validate(row) for row in mutants])
 
 
-def op_checks(rows: list[dict[str, Any]], remarks: list[dict[str, Any]]) -> list[OpCheck]:
+def op_checks(rows: list[dict[str, Any]], remarks: list[dict[str, Any]], *, is_lossy: bool) -> list[OpCheck]:
     """What the clean worker says of each call, with what the candidate's process remarked about it.
+
+    Of a kernel that declares so (`is_lossy`) an error that a lower precision may have is not wrong by itself.
 
     Raises:
         CandidateFault: `tampered`: they are not about the same calls.
@@ -284,7 +288,23 @@ def op_checks(rows: list[dict[str, Any]], remarks: list[dict[str, Any]]) -> list
     if len(rows) != len(remarks):
         message = f"{len(remarks)} remarks on {len(rows)} calls"
         raise CandidateFault(Fault(code=ReasonCode.TAMPERED, message=message, stage=STAGE))
-    return [_op_check(row, remark) for row, remark in zip(rows, remarks, strict=True)]
+    found = [_op_check(row, remark) for row, remark in zip(rows, remarks, strict=True)]
+    return [_excused(check) for check in found] if is_lossy else found
+
+
+LOSSY_MOST = 0.5
+"""Relative error beyond which no declared precision is an excuse; zeros err by 1."""
+
+
+def _excused(check: OpCheck) -> OpCheck:
+    """The check of a declared lossy kernel, which has to repeat itself: nothing else tells its rounding from chance."""
+    if check.repeats is False and check.status in ("passed", "wrong"):
+        message = "two calls gave different bits, which a kernel of a declared lossy precision may not"
+        code = check.code or ReasonCode.OP_ERROR_EXCEEDED
+        return check.model_copy(update={"status": "wrong", "code": code, "message": message})
+    is_error = check.code in (ReasonCode.OP_ERROR_EXCEEDED, ReasonCode.PRECISION_DOWNGRADED)
+    is_rounding = is_error and check.error_candidate is not None and check.error_candidate <= LOSSY_MOST
+    return check.model_copy(update={"status": "lossy", "code": None}) if is_rounding else check
 
 
 def _op_check(row: dict[str, Any], remark: dict[str, Any]) -> OpCheck:
@@ -315,12 +335,39 @@ def check_outputs(course: Course, worker: Worker) -> None:
     know_answers(course, crew.require(course.clean, "reference_logits", tokens=tokens))
     path = str(course.path("logits.safetensors"))
     calls = crew.ask(worker, "logits", stage=STAGE, tokens=tokens, path=path)["calls"]
-    row = crew.require(course.clean, "compare_logits", path=path, ratio=course.policy.numerics.error_ratio)
-    course.learn(
-        model_check=ModelCheck.model_validate({**row, "mutates": crew.kernel.manifest.mutates, "kernel_calls": calls})
-    )
+    precision, ratio = _lossy(course), course.policy.numerics.error_ratio
+    row = crew.require(course.clean, "compare_logits", path=path, ratio=ratio, is_lossy=precision is not None)
+    own = {"mutates": crew.kernel.manifest.mutates, "kernel_calls": calls, "precision": precision}
+    course.learn(model_check=ModelCheck.model_validate({**row, **own}))
+    if precision is not None:
+        check_budget(course)
     if course.evidence.stage_asked.rank > STAGE.rank:  # what modes are compared with
         know_answers(course, crew.require(course.clean, "reference_step"))
+
+
+def _lossy(course: Course) -> Precision | None:
+    """The lossy precision that the kernel declares, where the model's dtype holds more."""
+    return course.crew.kernel.manifest.lossy_in(course.crew.cell.dtype)
+
+
+def check_budget(course: Course) -> None:
+    """Whether the budget that decides on a declared lossy kernel would catch plain mistakes in this model."""
+    assert course.clean is not None
+    rows = course.crew.require(course.clean, "gross_errors", fqns=course.fqns)["rows"]
+    found = [
+        MutantCheck(
+            name=f"{row['name']}, by the model's outputs",
+            caught=bool(over_budget(row["kl_added"], row["nll_upper"], course.policy.numerics)),
+        )
+        for row in rows
+    ]
+    course.learn(mutants=[*course.evidence.mutants, *found])
+
+
+def rounding_of(course: Course) -> float:
+    """The error in the model's outputs that is known of a declared lossy kernel; 0 for every other."""
+    check = course.evidence.model_check
+    return (check.error_candidate or 0.0) if check is not None and check.precision is not None else 0.0
 
 
 def know_answers(course: Course, reply: dict[str, Any]) -> None:
@@ -376,7 +423,8 @@ def arm_is_right(course: Course, worker: Worker, arm: str) -> str | None:
     assert course.clean is not None
     path = str(course.path("step.safetensors"))
     course.crew.ask(worker, "step_output", stage=Stage.SCREEN, arm=arm, path=path)
-    row = course.crew.require(course.clean, "compare_step", path=path)
+    rough = rounding_of(course) if ArmName.parse(arm).role is Role.CANDIDATE else 0.0
+    row = course.crew.require(course.clean, "compare_step", path=path, rough=rough)
     if row["passed"]:
         return None
     found = "not finite or of another shape" if row["error"] is None else f"error {row['error']:.1e}"

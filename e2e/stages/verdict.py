@@ -14,6 +14,7 @@ from e2e.measure.audit import Fingerprint, Replay, Tolerance, agreement, conclud
 from e2e.processes import Worker
 from e2e.schema.words import Outcome, Role, Stage
 from e2e.stages import clean
+from e2e.stages.check import rounding_of
 from e2e.stages.course import Course
 from e2e.stages.ready import ready, workers_at_once
 from e2e.stages.screen import CEILING_WORKER, contending_headroom, headroom_arms
@@ -171,7 +172,7 @@ def _audit(course: Course, plan: Mapping[str, int]) -> None:
         course.digests,
         candidate=str(course.evidence.candidate),
         baseline=str(course.evidence.baseline),
-        rounding=model.error_baseline if model else None,
+        rounding=max((model.error_baseline or 0.0) if model else 0.0, rounding_of(course)),
         dtype=course.crew.cell.dtype,
     )
     course.learn(audit=found.model_copy(update=same))

@@ -1,0 +1,100 @@
+"""The clean side of a declared lossy kernel: what the policy's budget for a model's outputs would catch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from e2e.numerics.compare import distance_of
+from e2e.patch import Patch, copy_sharing_weights, sites_in
+from e2e.protocols import Op, Site, outputs_of
+
+NORMAL = 1.96
+"""Standard errors to the upper 97.5 % bound of a mean. Source: METHOD.md B3.6."""
+
+Spoiling = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Surprise:
+    """How much less likely the true next tokens are than with the baseline, nats per token."""
+
+    difference: float
+    upper: float
+    """Upper 97.5 % bound."""
+
+
+def surprise(value: Tensor, baseline: Tensor, labels: Tensor) -> Surprise | None:
+    """The paired difference of negative log-likelihoods; None where no row has a next token.
+
+    Shapes:
+        value, baseline (tokens, V), labels (tokens,), -1 where there is no next token.
+    """
+    known = labels >= 0
+    if int(known.sum()) < 2:
+        return None
+    differences = _unlikelihood(value[known], labels[known]) - _unlikelihood(baseline[known], labels[known])
+    mean, error = float(differences.mean()), float(differences.std() / differences.numel() ** 0.5)
+    return Surprise(mean, mean + NORMAL * error)
+
+
+def next_tokens(rows: Sequence[Tensor]) -> Tensor:
+    """The true next token of every position of every row, -1 after the last.
+
+    Shapes:
+        (B, S) each -> (tokens,).
+    """
+    return torch.cat([torch.nn.functional.pad(ids[:, 1:], (0, 1), value=-1).reshape(-1) for ids in rows])
+
+
+def _unlikelihood(logits: Tensor, labels: Tensor) -> Tensor:
+    """In slices, so that a large vocabulary fits."""
+    step = max(1, 2**26 // logits.shape[-1])
+    parts = zip(logits.split(step), labels.split(step), strict=True)
+    return torch.cat([torch.nn.functional.cross_entropy(x.double(), y, reduction="none") for x, y in parts])
+
+
+def gross_errors(
+    session: Any, op: Op, sites: list[Site], ids: Tensor, reference: Tensor, baseline: Tensor
+) -> list[dict[str, Any]]:
+    """What the model's outputs make of kernels that are plainly wrong at those sites.
+
+    Shapes:
+        ids (B, S); reference, baseline (B * S, V).
+    """
+    own, rows = distance_of(baseline, reference), []
+    for name, spoil in _SPOILINGS.items():
+        model = copy_sharing_weights(session.model)
+        Patch(op, sites_in(model, sites), lambda site, spoil=spoil: _spoiled(op.own(site), spoil))  # type: ignore[misc]
+        value = session.logits(model, ids).reshape(baseline.shape)
+        found = surprise(value, baseline, next_tokens([ids]))
+        is_finite = bool(value.isfinite().all())
+        rows.append(
+            {
+                "name": name,
+                "kl_added": distance_of(value, reference).kl - own.kl if is_finite else None,
+                "nll_upper": found.upper if found is not None and is_finite else None,
+            }
+        )
+    return rows
+
+
+def _spoiled(own: Callable[..., Any], spoil: Spoiling) -> Callable[..., Any]:
+    def function(*call: Any) -> Any:
+        made = own(*call)
+        outputs = tuple(spoil(item) if item.is_floating_point() else item for item in outputs_of(made))
+        return outputs if isinstance(made, tuple | list) else outputs[0]
+
+    return function
+
+
+_SPOILINGS: Mapping[str, Spoiling] = {
+    "zeros": torch.zeros_like,
+    "the mean of the output": lambda y: torch.zeros_like(y) + y.float().mean().to(y.dtype),
+    "the sign lost": lambda y: y.abs(),
+    "neighbouring rows swapped": lambda y: y.reshape(-1, y.shape[-1]).roll(1, 0).reshape(y.shape),
+}
