@@ -198,6 +198,40 @@ def report(
 
 
 @app.command()
+def compare(
+    first: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, result.json, or run id.")],
+    second: Annotated[str, typer.Argument(metavar="RUN", help="The later one, or the other kernel's.")],
+) -> int:
+    """Two runs of one workload: what moved between them."""
+    from e2e.comparison import compare as compare_runs
+    from e2e.reports.text import printed
+    from e2e.store import load
+
+    _emit(printed(compare_runs(load(first), load(second))))
+    return 0
+
+
+@app.command()
+def history(
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where the runs are.")] = Path("results"),
+    as_json: Annotated[bool, typer.Option("--json", help="Rows as JSON.")] = False,
+) -> int:
+    """All runs of a folder, and how each kernel fared over time."""
+    from e2e.history import read, tell
+    from e2e.reports.text import printed
+
+    found = read(folder)
+    if as_json:
+        import json
+
+        rows = [row.model_dump(mode="json") for row in found.rows]
+        _emit(json.dumps({"rows": rows, "unreadable": found.unreadable}, indent=1) + "\n")
+    else:
+        _emit(printed(tell(found)))
+    return 0
+
+
+@app.command()
 def trace(
     run: RunArgument,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port; the first free from 6006.")] = None,
