@@ -169,6 +169,8 @@ def gate(
     policy: Annotated[str | None, typer.Option(metavar="FILE", help="Judge under another policy.")] = None,
 ) -> int:
     """Judge a stored run again; the exit code is the verdict's."""
+    from datetime import UTC, datetime
+
     from e2e.gate import regate
     from e2e.store import load
     from e2e.surroundings import surroundings
@@ -178,7 +180,8 @@ def gate(
         from e2e.configuration import load_policy
 
         other = load_policy(policy)
-    gated = regate(load(run), other, surroundings())
+    stored = load(run)
+    gated = regate(stored, other, surroundings(stored.kernels), datetime.now(UTC).date())
     _emit(gated.text)
     return gated.code
 
