@@ -192,11 +192,21 @@ def report(
     style: Annotated[
         str, typer.Option("--format", metavar="text|md|html|json|junit|github", help="How to render it.")
     ] = "text",
+    share: Annotated[
+        bool, typer.Option("--share", help="Leave out folders, host name and environment variables.")
+    ] = False,
 ) -> int:
     """Render a stored run."""
     from e2e.store import load
 
-    _emit(_rendered(load(run), style))
+    stored = load(run)
+    if share:
+        import platform
+
+        from e2e.sharing import shareable
+
+        stored = shareable(stored, [platform.node()])
+    _emit(_rendered(stored, style))
     return 0
 
 
