@@ -230,7 +230,7 @@ def history(
     as_json: Annotated[bool, typer.Option("--json", help="Rows as JSON.")] = False,
 ) -> int:
     """All runs of a folder, and how each kernel fared over time."""
-    from e2e.history import read, tell
+    from e2e.past_runs import read, tell
     from e2e.reports.text import printed
 
     found = read(folder)

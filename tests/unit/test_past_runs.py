@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from e2e.errors import UsageError
-from e2e.history import read, tell
+from e2e.past_runs import read, tell
 from e2e.reports.text import printed
 from e2e.schema.result import CellResult, Result
 from e2e.schema.words import Outcome
