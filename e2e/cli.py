@@ -169,6 +169,8 @@ def gate(
     policy: Annotated[str | None, typer.Option(metavar="FILE", help="Judge under another policy.")] = None,
 ) -> int:
     """Judge a stored run again; the exit code is the verdict's."""
+    from datetime import UTC, datetime
+
     from e2e.gate import regate
     from e2e.store import load
     from e2e.surroundings import surroundings
@@ -178,7 +180,8 @@ def gate(
         from e2e.configuration import load_policy
 
         other = load_policy(policy)
-    gated = regate(load(run), other, surroundings())
+    stored = load(run)
+    gated = regate(stored, other, surroundings(stored.kernels), datetime.now(UTC).date())
     _emit(gated.text)
     return gated.code
 
@@ -189,11 +192,55 @@ def report(
     style: Annotated[
         str, typer.Option("--format", metavar="text|md|html|json|junit|github", help="How to render it.")
     ] = "text",
+    share: Annotated[
+        bool, typer.Option("--share", help="Leave out folders, host name and environment variables.")
+    ] = False,
 ) -> int:
     """Render a stored run."""
     from e2e.store import load
 
-    _emit(_rendered(load(run), style))
+    stored = load(run)
+    if share:
+        import platform
+
+        from e2e.sharing import shareable
+
+        stored = shareable(stored, [platform.node()])
+    _emit(_rendered(stored, style))
+    return 0
+
+
+@app.command()
+def compare(
+    first: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, result.json, or run id.")],
+    second: Annotated[str, typer.Argument(metavar="RUN", help="The later one, or the other kernel's.")],
+) -> int:
+    """Two runs of one workload: what moved between them."""
+    from e2e.comparison import compare as compare_runs
+    from e2e.reports.text import printed
+    from e2e.store import load
+
+    _emit(printed(compare_runs(load(first), load(second))))
+    return 0
+
+
+@app.command()
+def history(
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where the runs are.")] = Path("results"),
+    as_json: Annotated[bool, typer.Option("--json", help="Rows as JSON.")] = False,
+) -> int:
+    """All runs of a folder, and how each kernel fared over time."""
+    from e2e.past_runs import read, tell
+    from e2e.reports.text import printed
+
+    found = read(folder)
+    if as_json:
+        import json
+
+        rows = [row.model_dump(mode="json") for row in found.rows]
+        _emit(json.dumps({"rows": rows, "unreadable": found.unreadable}, indent=1) + "\n")
+    else:
+        _emit(printed(tell(found)))
     return 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from e2e.rules import advice, conditions, correctness, engagement, lossy, memory, pins, speed
+from e2e.rules import advice, conditions, correctness, engagement, limits, lossy, memory, pins, speed
 from e2e.schema.evidence import Evidence
 from e2e.schema.policy import Policy
 from e2e.schema.verdict import Latency, MemoryVerdict, Reason, Verdict
@@ -29,6 +29,7 @@ RULES: tuple[_Rule, ...] = (
     engagement.misses_sites,
     speed.no_headroom,
     pins.policy_not_met,
+    limits.limits_unseen,
     correctness.outputs_are_unverified,
     correctness.check_has_no_power,
     engagement.is_off_path,
@@ -51,6 +52,7 @@ RULES: tuple[_Rule, ...] = (
     conditions.contention,
     memory.sources_disagree,
     memory.grows,
+    limits.limits_exceeded,
 )
 """Within a kind this order stands, and of two reasons with one code the first."""
 OBJECTIVES: dict[str, tuple[_Rule, ...]] = {
@@ -68,7 +70,9 @@ def judge(evidence: Evidence, policy: Policy) -> Verdict:
             ours writes either.
     """
     case = weigh(evidence, policy)
-    reasons = _ordered([reason for rule in (*RULES, *OBJECTIVES[policy.objective]) for reason in rule(case)])
+    overlooked = {waiver.code for waiver in policy.waivers}
+    found = [reason for rule in (*RULES, *OBJECTIVES[policy.objective]) for reason in rule(case)]
+    reasons = _ordered([reason for reason in found if reason.code not in overlooked])
     if _headline(reasons) is None and case.is_unfinished:
         reasons = [_incomplete(evidence), *reasons]
     headline = _headline(reasons)
@@ -119,6 +123,7 @@ _INTERVAL_OUTCOMES = {
     ReasonCode.MEMORY_REDUCED: Outcome.CONFIRMED,
     ReasonCode.MEMORY_NOT_REDUCED: Outcome.REFUTED,
     ReasonCode.MEMORY_UNCERTAIN: Outcome.INCONCLUSIVE,
+    ReasonCode.LIMIT_EXCEEDED: Outcome.REFUTED,
     ReasonCode.PROMISING: None,
 }
 _LABELS = {code: Label(code.value) for code in ReasonCode if code.value in list(Label)}

@@ -270,6 +270,13 @@ def _memory_is_open(case: _Case, code: ReasonCode) -> list[NextAction]:
     return _again(case, code)
 
 
+def _within_limits(case: _Case, code: ReasonCode) -> list[NextAction]:
+    missed = next(reason.message for reason in case.verdict.reasons if reason.code is code)
+    seconds = case.policy.budgets.cell_s
+    why = f"bring it within the policy's limits ({missed}), then run it again: up to {wording.span(seconds)}"
+    return [NextAction(kind="fix", why=why, command=case.invocation.validate(), seconds=seconds)]
+
+
 def _no_saving(case: _Case, code: ReasonCode) -> list[NextAction]:
     return [_read(case, "every source of memory figures, of both arms, is in the report"), _screen_again(case)]
 
@@ -304,6 +311,7 @@ _BY_CODE: dict[ReasonCode, Callable[[_Case, ReasonCode], list[NextAction]]] = {
     ReasonCode.MEMORY_REDUCED: _keep,
     ReasonCode.MEMORY_NOT_REDUCED: _no_saving,
     ReasonCode.MEMORY_UNCERTAIN: _memory_is_open,
+    ReasonCode.LIMIT_EXCEEDED: _within_limits,
 }
 _BY_KIND: dict[ReasonKind, Callable[[_Case, ReasonCode], list[NextAction]]] = {
     ReasonKind.INCORRECT: _fix_check,

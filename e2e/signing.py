@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from e2e.schema.result import CellResult, Result
 from e2e.schema.verdict import Against, Estimate
-from e2e.schema.words import Label, Outcome
+from e2e.schema.words import Label, Outcome, ReasonCode
 from e2e.story_facts import scope
 from e2e.wording import arm, change, clean, count, duration, estimate, opponent, percent
 
@@ -45,6 +45,8 @@ def _decision(result: Result, deciding: CellResult | None) -> str:
         return f"Adopt it{some}: it is correct here, and {what} than {than}{margin}."
     if result.label is Label.MATCHED_BY_PYTORCH and row is not None:
         return f"Do not adopt it: {arm(row.arm)} is as fast, and there is nothing to maintain."
+    if any(reason.code is ReasonCode.LIMIT_EXCEEDED for reason in result.reasons[:1]):
+        return "Do not adopt it: it is correct here, and beyond a limit of the policy."
     if result.label is Label.REGRESSION:
         return "Do not adopt it: it is correct here, and makes the step slower."
     return _DECISIONS[result.outcome]

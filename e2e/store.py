@@ -156,6 +156,21 @@ def load(run: str | Path) -> Result:
         StoredRunError: not a run, not finished, truncated, edited, or of another schema version.
     """
     folder = find(run)
+    result = load_bare(folder)
+    samples = _read(folder / SAMPLES, MAX_SAMPLES_BYTES)
+    if result.samples_sha256 != hashlib.sha256(samples).hexdigest():
+        raise StoredRunError(f"{folder / SAMPLES} does not match {RESULT}: it was edited or cut short")
+    segments = _parse_samples(samples, len(result.cells), folder / SAMPLES)
+    cells = [_with_segments(cell, segments[index]) for index, cell in enumerate(result.cells)]
+    return result.model_copy(update={"cells": cells})
+
+
+def load_bare(folder: Path) -> Result:
+    """The run in that folder without its segments, for whoever reads many.
+
+    Raises:
+        StoredRunError: not a run, not finished, truncated, edited, or of another schema version.
+    """
     if not (folder / RESULT).exists():
         stopped = (folder / SAMPLES).exists()
         raise StoredRunError(f"{folder} has no {RESULT}: {'the run was stopped' if stopped else 'not a run'}")
@@ -164,12 +179,7 @@ def load(run: str | Path) -> Result:
     digest = _read(folder / DIGEST, 4096).decode("ascii", "replace").split()
     if digest[:1] != [hashlib.sha256(text).hexdigest()]:
         raise StoredRunError(f"{folder / RESULT} does not match {DIGEST}: it was edited after the run")
-    samples = _read(folder / SAMPLES, MAX_SAMPLES_BYTES)
-    if result.samples_sha256 != hashlib.sha256(samples).hexdigest():
-        raise StoredRunError(f"{folder / SAMPLES} does not match {RESULT}: it was edited or cut short")
-    segments = _parse_samples(samples, len(result.cells), folder / SAMPLES)
-    cells = [_with_segments(cell, segments[index]) for index, cell in enumerate(result.cells)]
-    return result.model_copy(update={"cells": cells})
+    return result
 
 
 def _parse_result(text: bytes, folder: Path) -> Result:

@@ -83,7 +83,7 @@ def tell(result: Result, *, is_full: bool = False) -> Story:
     deciding = deciding_cell(result)
     return Story(
         tone=_TONES.get(result.outcome, "open") if result.outcome else "open",
-        outcome=_headline(result),
+        outcome=headline(result),
         subject=_subject(result, deciding),
         asked="tested" if result.error is None else "asked",
         sentence=_sentence(result, deciding),
@@ -103,7 +103,8 @@ def deciding_cell(result: Result) -> CellResult | None:
     return next((cell for cell in same if (cell.verdict.outcome, cell.verdict.label) == told), first)
 
 
-def _headline(result: Result) -> str:
+def headline(result: Result) -> str:
+    """`REFUTED: matched by PyTorch`."""
     if result.error is not None:
         return f"{_ERRORS[result.error.code]} (exit code {result.error.code})"
     label = LABELS[result.label] if result.label else ""

@@ -219,11 +219,12 @@ def environment_section(result: Result) -> Section:
 
 
 def settings_sections(result: Result) -> Iterator[Section]:
-    """Every field of policy and workload, defaults too."""
+    """What policy and workload say beyond their defaults; result.json has the defaults too."""
     for title, record in (("Policy", result.policy), ("Workload", result.workload)):
-        fields = _flat(record.model_dump(mode="json")) if record is not None else ()
+        fields = _flat(record.model_dump(mode="json", exclude_defaults=True)) if record is not None else ()
         rows = tuple((clean(name, _LABEL), clean(_plain(value))) for name, value in fields)
-        yield Section(title, Table(("field", "value"), rows), is_folded=True)
+        table = Table(("field that is not at its default", "value"), rows)
+        yield Section(title, table, is_folded=True)
 
 
 def _flat(fields: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from e2e.measure.devices import cuda_devices, driver_version
+from e2e.schema.kernel import Kernel
+from e2e.sources import digest
 
 PACKAGES = ("torch", "transformers", "triton", "apache-tvm-ffi", "numpy")
 _DECIDING = ("torch", "transformers", "triton")
@@ -21,6 +23,8 @@ class Surroundings:
     packages: Mapping[str, str] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
     driver: str | None = None
+    kernels: Mapping[str, str] = field(default_factory=dict)
+    """Hash by spec of those of a run's kernels whose sources are here."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +37,27 @@ class Comparison:
     """What could not be compared, and why."""
 
 
-def surroundings() -> Surroundings:
-    """What this machine shows; takes milliseconds without a CUDA driver."""
+def surroundings(kernels: Sequence[Kernel] = ()) -> Surroundings:
+    """What this machine shows, and those kernels as they are here; takes milliseconds without a CUDA driver."""
     gpus = tuple(device.model for device in cuda_devices() if device.model)
-    return Surroundings(packages(), gpus, driver_version())
+    hashes = {kernel.spec: found for kernel in kernels if (found := _digest(kernel)) is not None}
+    return Surroundings(packages(), gpus, driver_version(), hashes)
+
+
+def changed_kernels(stored: Sequence[Kernel], here: Surroundings) -> list[str]:
+    """Kernels whose sources are here, and are not what was measured."""
+    pairs = [(kernel, here.kernels.get(kernel.spec, kernel.sha256)) for kernel in stored]
+    return [f"{kernel.spec} ({kernel.sha256[:12]} -> {now[:12]})" for kernel, now in pairs if now != kernel.sha256]
+
+
+def _digest(kernel: Kernel) -> str | None:
+    """None where a source is not here, or the kernel is one of several in its file."""
+    if kernel.path is None or kernel.inside is not None:
+        return None
+    try:
+        return digest(kernel.path, kernel.others)
+    except (OSError, ValueError):
+        return None
 
 
 def packages() -> dict[str, str]:

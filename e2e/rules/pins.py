@@ -15,6 +15,8 @@ from e2e.weighing import Case
 def policy_not_met(case: Case) -> Iterator[Reason]:
     """The run differs from what the policy pins, or did not record whether it does."""
     missed = pins_missed(case.evidence, case.policy.pins)
+    if case.policy.pins.devices and case.evidence.device is None:
+        missed.append("the run did not record its device, which the policy pins")
     if missed:
         yield Reason(code=ReasonCode.POLICY_NOT_MET, message="; ".join(missed))
 
@@ -22,6 +24,8 @@ def policy_not_met(case: Case) -> Iterator[Reason]:
 def pins_missed(evidence: Evidence, pins: Pins) -> list[str]:
     """One phrase for every pin that does not hold; known before anything runs."""
     asked, origin, missed = evidence.stage_asked, evidence.origin, []
+    if pins.devices and evidence.device is not None and evidence.device.name not in pins.devices:
+        missed.append(f"the device is {evidence.device.name}, and the policy pins {' or '.join(pins.devices)}")
     if pins.stage is not None and asked.rank < pins.stage.rank:
         missed.append(f"only the stage {asked} was asked for, and the policy pins {pins.stage}")
     if origin is None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from e2e.schema.record import Record
-from e2e.schema.words import Mode, Stage
+from e2e.schema.words import WAIVABLE, Mode, ReasonCode, Stage
+from e2e.units import Ratio, Seconds
 
 
 def _known_opponent(value: str) -> str:
@@ -86,6 +88,50 @@ class Pins(Record):
     no_overrides: bool = False
     """Refuses `--set`."""
 
+    devices: list[str] = []
+    """Names of devices, as reports have them, on one of which it must have been made; none asks for nothing."""
+
+
+class Limits(Record):
+    """Bounds on what the objective does not ask for; None asks for nothing.
+
+    Beyond one a kernel is REFUTED; where the quantity was not seen, INCONCLUSIVE.
+    """
+
+    build_s: Seconds | None = Field(None, gt=0)
+    """Most for the kernel's build."""
+    first_step_s: Seconds | None = Field(None, gt=0)
+    """Most for the first step of the kernel's best arm, with all that is compiled in it."""
+    coverage: Ratio | None = Field(None, gt=0, le=1)
+    """Least share of the op's sites that run the kernel."""
+    memory_ratio: Ratio | None = Field(None, gt=0)
+    """Most peak memory over the strongest baseline's."""
+    model_error_ratio: Ratio | None = Field(None, gt=0)
+    """Most error of the model's outputs over the baseline's own."""
+    kl: float | None = Field(None, gt=0)
+    """Most mean KL divergence from the reference, nats per token."""
+    top1: Ratio | None = Field(None, gt=0, le=1)
+    """Least share of tokens whose most likely next token is the reference's."""
+
+
+class Waiver(Record):
+    """A reason that `gate` overlooks until a day, because somebody answers for it."""
+
+    code: ReasonCode
+    reason: str = Field(min_length=8)
+    """Why, for whoever reads it later."""
+    until: date
+    """The last day on which it counts."""
+    kernel: str | None = Field(None, pattern="^[0-9a-f]{64}$")
+    """SHA-256 of the only kernel that it is for."""
+
+    @field_validator("code")
+    @classmethod
+    def _can_be_waived(cls, value: ReasonCode) -> ReasonCode:
+        if value not in WAIVABLE:
+            raise ValueError(f"{value} cannot be waived, only {', '.join(WAIVABLE)}")
+        return value
+
 
 class Policy(Record):
     """What must hold for which outcome: opponents, margin, schedule, budgets."""
@@ -138,6 +184,9 @@ class Policy(Record):
     traces: bool = True
     memory: Memory = Memory()
     pins: Pins = Pins()
+    limits: Limits = Limits()
+    waivers: list[Waiver] = []
+    """Heeded by `gate` only, and only those of the file that it is given."""
     numerics: Numerics = Numerics()
     budgets: Budgets = Budgets()
 

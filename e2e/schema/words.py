@@ -155,6 +155,7 @@ class ReasonCode(StrEnum):
     MEMORY_REDUCED = "memory_reduced"
     MEMORY_NOT_REDUCED = "memory_not_reduced"
     MEMORY_UNCERTAIN = "memory_uncertain"
+    LIMIT_EXCEEDED = "limit_exceeded"
     PROMISING = "promising"
     # advice
     NOISY = "noisy"
@@ -226,6 +227,7 @@ class ReasonText(StrEnum):
     MEMORY_REDUCED = "the step needs less memory, and is not slower"
     MEMORY_NOT_REDUCED = "the step needs no less memory"
     MEMORY_UNCERTAIN = "what was seen of the memory decides nothing"
+    LIMIT_EXCEEDED = "something that the policy limits is beyond its limit"
     PROMISING = "a gain worth a full verdict is possible"
     NOISY = "the interval is wide compared with the margin"
     NOT_STEADY = "step times had not settled when timing began"
@@ -263,6 +265,16 @@ def kind_of(code: ReasonCode) -> ReasonKind:
         if other is code:
             return kind
     raise ValueError(code)
+
+
+WAIVABLE = (
+    ReasonCode.POLICY_NOT_MET,
+    ReasonCode.THROTTLED,
+    ReasonCode.BASELINE_UNFAIR,
+    ReasonCode.STALE_EVIDENCE,
+    ReasonCode.LIMIT_EXCEEDED,
+)
+"""Reasons that a person may answer for: none of them says that the kernel is wrong, or that nothing was measured."""
 
 
 def accusation(named: str | None) -> ReasonCode | None:

@@ -26,7 +26,7 @@ from tests import results
 
 REPOSITORY = Path(__file__).parents[2]
 MOUNTING = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
-COMMANDS = ["validate", "check", "new", "gate", "report", "trace", "selftest", "doctor", "list"]
+COMMANDS = ["validate", "check", "new", "gate", "report", "compare", "history", "trace", "selftest", "doctor", "list"]
 
 
 @pytest.fixture
@@ -192,7 +192,9 @@ sys.exit(f"imported {{heavy}}" if heavy else code)
     assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 0.3
 
 
-@pytest.mark.parametrize("arguments", [["gate"], ["report"]])
+@pytest.mark.parametrize(
+    "arguments", [["gate"], ["report"], ["report", "--format", "html"], ["compare", str(results.GOLDEN)]]
+)
 def test_stored_runs_are_read_without_torch(arguments: list[str]) -> None:
     code = f"""
 import sys
@@ -324,6 +326,19 @@ def test_an_unknown_format_names_the_nearest_and_all(
 ) -> None:
     assert run(["report", str(stored), "--format", style]) == 2
     assert capsys.readouterr().err == f"e2e: error: no report called '{style}'; {hint}known: {KNOWN}\n"
+
+
+def test_two_runs_are_compared_and_a_folder_of_runs_is_listed(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert 0 == run(["compare", str(stored), str(stored)])
+    assert capsys.readouterr().out.startswith("COMPARED: one kernel in one environment, twice")
+    assert 0 == run(["history", str(stored.parent)])
+    assert capsys.readouterr().out.startswith("1 RUN ")
+    assert 0 == run(["history", str(stored.parent), "--json"])
+    assert ["golden"] == [row["folder"] for row in json.loads(capsys.readouterr().out)["rows"]]
+    assert 2 == run(["history", str(stored.parent / "none")])
+    assert 2 == run(["compare", str(stored), "none"])
+    assert 2 == run(["compare", str(stored), str(REPOSITORY / "results" / "h200-decode")])
+    assert "cannot be compared: other workloads (" in capsys.readouterr().err
 
 
 def test_trace_without_traces_says_so(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:

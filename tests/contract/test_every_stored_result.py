@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def test_a_stored_run_can_be_shown_and_judged_again(run: Path) -> None:
     for style in registry.names("reports"):
         assert result.run_id in registry.load("reports", style).render(result)
     assert result.outcome is not None
-    gated = regate(result, None, Surroundings({}, ()))
+    gated = regate(result, None, Surroundings({}, ()), date(2026, 12, 1))
     assert gated.code == (STALE if result.method == "1" else CODES[result.outcome])
 
 

@@ -105,3 +105,12 @@ def test_a_required_mode_that_was_measured_is_fine() -> None:
 def test_a_check_without_times_needs_no_mode() -> None:
     rules = policy(required_modes=[Mode.COMPILE])
     assert judge(stopped_at(Stage.CHECK), rules).outcome is None
+
+
+def test_a_device_can_be_pinned_by_name() -> None:
+    name = evidence(WIN).device.name if evidence(WIN).device else ""
+    assert judged(Pins(devices=["other", name])).outcome is Outcome.CONFIRMED
+    verdict = judged(Pins(devices=["NVIDIA B200"]))
+    assert (verdict.outcome, verdict.reasons[0].code) == (Outcome.INCONCLUSIVE, ReasonCode.POLICY_NOT_MET)
+    assert f"the device is {name}, and the policy pins NVIDIA B200" in verdict.reasons[0].message
+    assert "did not record its device" in judged(Pins(devices=[name]), device=None).reasons[0].message
