@@ -15,7 +15,7 @@ from typing import Any
 
 from e2e import assembly, attempts, registry, store
 from e2e.arm_names import ADOPTED, is_adopted
-from e2e.builders._flags import needs_architecture
+from e2e.builders._flags import stated_architectures
 from e2e.cache import cache_folder
 from e2e.configuration import LoadedWorkload, load_workload
 from e2e.crew import Crew, Deadline
@@ -124,7 +124,7 @@ def load(request: Request) -> Loaded:
 def _device(request: Request, kernel: Kernel) -> Device:
     """Where to run; for a CUDA kernel that is only built, and does not have to see its device, nowhere."""
     only_built = request.until is Stage.BUILD and request.device == "auto" and kernel.manifest.device == "cuda"
-    if only_built and not cuda_devices() and not needs_architecture(kernel):
+    if only_built and not cuda_devices():
         return Device("cuda")
     return find_device(request.device, kernel_device=kernel.manifest.device)
 
@@ -179,7 +179,7 @@ def build(loaded: Loaded, kernel: Kernel, folder: str, run: store.Run, progress:
         run.write_bytes(f"{folder}/{Path(kernel.path).name}", Path(kernel.path).read_bytes())
         for other in (other for other in kernel.others if not other.endswith(".so")):
             run.write_bytes(f"{folder}/{relative_name(kernel.path, other)}", Path(other).read_bytes())
-    for note in kernel.notes:
+    for note in (*kernel.notes, *_unknown_target(kernel, loaded.device)):
         progress.note(note)
     built = compiled(kernel, loaded.device, timeout_s=loaded.policy.budgets.build_s)
     if isinstance(built, Fault):
@@ -188,6 +188,13 @@ def build(loaded: Loaded, kernel: Kernel, folder: str, run: store.Run, progress:
     run.write_text(f"{folder}/build.log", assembly.near("\n".join([*kernel.notes, built.command or "", built.log])))
     progress.note(f"built in {built.seconds:.1f} s" if not built.cached else "found in the cache")
     return built
+
+
+def _unknown_target(kernel: Kernel, device: Device) -> list[str]:
+    is_compiled = kernel.manifest.device == "cuda" and not kernel.manifest.is_python
+    if not is_compiled or device.arch is not None or stated_architectures(kernel):
+        return []
+    return ["no CUDA device here: built for what nvcc takes by default; `arch: sm_90` in its block says another"]
 
 
 def collect(loaded: Loaded, cell: Cell, run: store.Run, progress: Progress) -> Evidence:

@@ -74,14 +74,16 @@ def architectures(flags: list[str]) -> list[str]:
     return [match["arch"] or match["code"].partition("code=")[2] for match in found]
 
 
-def needs_architecture(kernel: Kernel) -> bool:
-    """Whether the kernel can be built only where its device is: its flags do not say what nvcc should build for.
+def stated_architectures(kernel: Kernel) -> list[str]:
+    """What the kernel's block says to build for, by `arch` or by its flags.
 
     Raises:
-        UsageError: flags that are not allowed.
+        UsageError: flags that are not allowed, or that say it a second time.
     """
-    compiled = kernel.manifest.device == "cuda" and not kernel.manifest.is_python
-    return compiled and not architectures(checked_flags(kernel, nvcc=True))
+    flagged = architectures(checked_flags(kernel, nvcc=True))
+    if flagged and kernel.manifest.arch:
+        raise UsageError(f"{kernel.shown}: arch and flags both say what to build for; keep `arch`")
+    return kernel.manifest.arch or flagged
 
 
 def runs_on(built_for: list[str], device: str) -> bool:

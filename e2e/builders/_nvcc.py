@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.builders._flags import architectures, checked_flags, runs_on
+from e2e.builders._flags import checked_flags, runs_on, stated_architectures
 from e2e.builders._toolchain import Compiler, cuda_compiler
-from e2e.errors import CandidateError, EnvironmentFault, UsageError
+from e2e.errors import CandidateError, UsageError
 from e2e.protocols import BuildTarget
 from e2e.schema.kernel import Kernel
 
@@ -31,19 +31,17 @@ def nvcc_command(kernel: Kernel, target: BuildTarget, *, standard: str = "c++17"
     Raises:
         UsageError: a flag that a manifest may not hold, or a path that nvcc cannot take.
         CandidateError: `build_failed`: the manifest's architectures do not run on this device.
-        EnvironmentFault: no CUDA toolkit, or neither flags nor a device say what to build for.
+        EnvironmentFault: no CUDA toolkit.
     """
     compiler = cuda_compiler()
     for path in (kernel.path or kernel.spec, str(target.cache)):
         if found := set(path) & _READ_BY_SHELLS:
             raise UsageError(f"nvcc cannot take the path {path!r}: a shell reads {min(found)!r}; rename it")
     flags = checked_flags(kernel, nvcc=True)
-    stated = architectures(flags)
-    if target.arch is None and not stated:
-        raise EnvironmentFault("the CUDA device's architecture is not known; see `e2e doctor`")
+    stated = stated_architectures(kernel)
     if target.arch is not None and stated and not runs_on(stated, target.arch):
         raise CandidateError(
-            f"{kernel.spec}: its flags build for {', '.join(stated)}, and this device is sm_{target.arch}",
+            f"{kernel.spec}: it is built for {', '.join(stated)}, and this device is sm_{target.arch}",
             code="build_failed",
             line=kernel.block_line,
         )
@@ -51,10 +49,16 @@ def nvcc_command(kernel: Kernel, target: BuildTarget, *, standard: str = "c++17"
         *compiler.argv,
         *([] if any(flag.startswith("-O") for flag in flags) else ["-O3"]),
         *([] if any(flag.startswith("-std=") for flag in flags) else [f"-std={standard}"]),
-        *([] if stated else ["-gencode", f"arch=compute_{target.arch},code=sm_{target.arch}"]),
+        *_generated(kernel.manifest.arch or ([f"sm_{target.arch}"] if target.arch and not stated else [])),
         *("-Xptxas", "-v"),
         *flags,
     ]
     root = compiler.toolkit
     headers = (root / "include", root / "targets") if root else ()
     return Nvcc(compiler, tuple(argv), headers)
+
+
+def _generated(architectures: list[str]) -> list[str]:
+    """Flags for machine code of each; none leave it to nvcc what to build for."""
+    pairs = [f"arch={name.replace('sm', 'compute')},code={name}" for name in architectures]
+    return [word for pair in pairs for word in ("-gencode", pair)]

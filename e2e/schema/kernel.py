@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, field_validator
 
@@ -100,6 +100,8 @@ class Manifest(Record):
     budget for the model's outputs."""
     flags: list[str] = []
     """Extra compiler flags."""
+    arch: list[Annotated[str, Field(pattern=r"^sm_\d{2,3}[af]?$")]] = []
+    """Of CUDA sources: what to build for, such as `sm_90a`; else the device's own architecture."""
     deterministic: bool | None = None
     """Whether the author says that equal inputs give equal bits; None is no statement."""
     claim: Claim | None = None
@@ -127,6 +129,11 @@ class Manifest(Record):
     def lossy_in(self, dtype: str) -> Precision | None:
         """The declared precision, where a model of that dtype holds more."""
         return self.precision if is_lossy(self.precision, dtype) else None
+
+    @field_validator("arch", mode="before", json_schema_input_type=list[str] | str)
+    @classmethod
+    def _architectures(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
 
     @field_validator("launch", mode="before", json_schema_input_type=list[Launch] | Launch | None)
     @classmethod

@@ -9,22 +9,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from e2e import registry
 from e2e.builders import _compile, _toolchain, raw
 from e2e.builders._calls import scalar_types
 from e2e.builders._compile import first_error, raise_failure, resources
-from e2e.builders._flags import architectures, checked_flags, runs_on
+from e2e.builders._flags import architectures, checked_flags, runs_on, stated_architectures
+from e2e.builders._nvcc import nvcc_command
 from e2e.builders._openmp import has_openmp
 from e2e.builders._toolchain import Compiler
 from e2e.errors import CandidateError, EnvironmentFault, UsageError
 from e2e.protocols import BuildTarget, Built, OpCall
 from e2e.reading import read_kernel
-from e2e.schema.kernel import Kernel
+from e2e.schema.kernel import Kernel, Manifest
 
 KERNELS = Path(__file__).parents[1] / "kernels"
 HIT_S = 0.2
@@ -510,7 +513,7 @@ def test_a_path_that_a_shell_would_read_never_reaches_nvcc(tmp_path: Path) -> No
 @pytest.mark.nvcc
 def test_flags_for_another_device_fail_before_the_build(shared_cache: Path) -> None:
     kernel = flagged("bare_norm.cu", "-arch=sm_75")
-    with pytest.raises(CandidateError, match="build for sm_75, and this device is sm_90"):
+    with pytest.raises(CandidateError, match="built for sm_75, and this device is sm_90"):
         registry.load("builders", "raw").build(kernel, target(shared_cache, device="cuda"))
 
 
@@ -659,3 +662,27 @@ def test_a_raw_kernel_takes_no_text_and_is_told_so() -> None:
     assert scalar_types(registry.load_op("cross_entropy"))["reduction"] == "str"
     with pytest.raises(CandidateError, match="`reduction` is text or a list, which a raw kernel cannot take"):
         raw_values("cross_entropy", (-100, "mean", 0.0), ["ignore_index", "reduction"])
+
+
+def test_what_to_build_for_is_said_once() -> None:
+    assert stated_architectures(built_for(flagged("bare_norm.cu"), "sm_90a")) == ["sm_90a"]
+    with pytest.raises(UsageError, match="both say what to build for"):
+        stated_architectures(built_for(flagged("bare_norm.cu", "-arch=sm_75"), "sm_90"))
+    with pytest.raises(ValidationError):
+        Manifest.model_validate({**flagged("bare_norm.cu").manifest.model_dump(), "arch": "hopper"})
+
+
+def built_for(kernel: Kernel, *arch: str) -> Kernel:
+    fields = {**kernel.manifest.model_dump(), "arch": list(arch)}
+    return kernel.model_copy(update={"manifest": Manifest.model_validate(fields)})
+
+
+@needs_nvcc
+@pytest.mark.nvcc
+def test_a_stated_architecture_reaches_nvcc_and_without_any_it_is_left_to_it(tmp_path: Path) -> None:
+    kernel = flagged("bare_norm.cu")
+    known = built_for(kernel, "sm_90", "sm_100")
+    nowhere = replace(target(tmp_path, device="cuda"), arch=None)
+    assert "arch=compute_100,code=sm_100" in nvcc_command(known, nowhere).argv
+    assert "-gencode" not in nvcc_command(kernel, nowhere).argv
+    assert not registry.load("builders", "raw").build(kernel, nowhere).cached
