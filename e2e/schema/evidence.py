@@ -116,21 +116,58 @@ class MutantCheck(Record):
     caught: bool
 
 
+class Answer(Record):
+    """What the model check compares."""
+
+    what: str = "logits"
+    per: str = "token"
+    """Of what there is one answer each: `token`, `image`."""
+    is_distribution: bool = True
+    """Whether an answer is a row of logits: then KL and the most likely class are compared too."""
+    width: int | None = None
+    """Numbers in an answer."""
+    tokens: int = 1
+    """Tokens of the model that one answer costs: an image's patches."""
+
+
+class ModelFacts(Record):
+    """The model and the data that the workload's words led to."""
+
+    model_class: str
+    parameters: int
+    dtypes: dict[str, int]
+    """Elements of parameters and buffers by dtype; packed ones of a quantised checkpoint among them."""
+    attention_asked: str | None
+    attention: str | None
+    """The implementation that the model says it uses."""
+    layers: int | None = None
+    hidden: int | None = None
+    vocabulary: int | None = None
+    data: str
+    """What the inputs are, in words."""
+    is_synthetic: bool = False
+    """Inputs were drawn, not read."""
+    code_sha256: str | None = None
+    """Hash of code that came with the model (`trust_remote_code`)."""
+
+
 class ModelCheck(Record):
     """The model's outputs with the kernel, against one precision higher."""
 
     reference: str
     """Precision of the reference."""
+    answer: Answer = Answer()
     tokens: int
+    """Answers that were compared, one per token or image."""
     error_candidate: float | None
-    """Relative root-mean-square error of the logits."""
+    """Relative root-mean-square error of the answers."""
     error_baseline: float | None
     allowed: float | None
     kl_candidate: float | None
-    """Mean KL(reference || candidate), nats per token."""
+    """Mean KL(reference || candidate), nats per answer; None where an answer is no distribution."""
     kl_baseline: float | None
     top1_candidate: Ratio | None
-    """Share of tokens whose most likely next token is the reference's."""
+    """Share of answers whose most likely class (next token) is the reference's."""
     top1_baseline: Ratio | None
     status: Literal["passed", "wrong"]
     code: ReasonCode | None = None
@@ -443,3 +480,5 @@ class Evidence(Record):
     faults: list[Fault] = []
     budget_exhausted: bool = False
     random_weights: bool = False
+    model: ModelFacts | None = None
+    """None in runs that did not record it."""

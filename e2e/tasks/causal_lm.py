@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import StaticCache
+from transformers import AutoModelForCausalLM, StaticCache
 
-from e2e.schema.workload import Cell, Workload
-from e2e.tasks._model import load_causal_lm
+from e2e.schema.evidence import Answer
+from e2e.schema.workload import SYNTHETIC, Cell, Workload
+from e2e.tasks._model import Source, facts_of, load_model
 from e2e.tasks._tokens import Tokens
 
 Batch = tuple[Tensor, ...]
@@ -29,28 +30,18 @@ class Session:
     def __init__(self, workload: Workload, cell: Cell, *, root: Path, device: str, seed: int) -> None:
         self.cell = cell
         self.device = device
-        self.model = load_causal_lm(workload.model, root=root, device=device, seed=seed)
+        spec = workload.model
+        self.model = load_model(spec, AutoModelForCausalLM, root=root, device=device, seed=seed)
         self.model.requires_grad_(cell.step == "train")
         config: Any = self.model.config
-        self.tokens = Tokens.read(workload.data, workload.model, root=root, vocabulary=config.vocab_size)
+        self.tokens = Tokens.read(workload.data, Source(spec, root), vocabulary=config.vocab_size)
+        is_synthetic = workload.data.path == SYNTHETIC
+        self.facts = facts_of(self.model, spec, data=self.tokens.label, is_synthetic=is_synthetic)
+        self.answer = Answer(width=config.vocab_size)
         accepted = inspect.signature(self.model.forward).parameters
         self._cache_name = "cache" if "cache" in accepted else "past_key_values"  # renamed in transformers 5.2x
         self._cache: StaticCache | None = None
         self._context: Tensor | None = None
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What was really built, for the report."""
-        config: Any = self.model.config
-        return {
-            "model_class": type(self.model).__name__,
-            "parameters": sum(p.numel() for p in self.model.parameters()),
-            "attention": config._attn_implementation,
-            "layers": getattr(config, "num_hidden_layers", None),
-            "hidden": getattr(config, "hidden_size", None),
-            "vocabulary": config.vocab_size,
-            "tokens": self.tokens.label,
-        }
 
     def batch(self, seed: int) -> Batch:
         """Fresh inputs of one step, on the device.
@@ -62,14 +53,24 @@ class Session:
             return (self.tokens.singles(self.cell.batch, seed).to(self.device),)
         return (self.tokens.windows(self.cell.batch, self.cell.sequence, seed).to(self.device),)
 
-    def step_ids(self, seed: int) -> Tensor:
+    def step_inputs(self, seed: int) -> Batch:
         """Every id that the step of that batch depends on, for a reference without a cache.
 
         Shapes:
             prefill, train: (B, S). decode: (B, S + 1).
         """
         (ids,) = self.batch(seed)
-        return ids if self._context is None else torch.cat([self._context, ids], dim=1)
+        return (ids if self._context is None else torch.cat([self._context, ids], dim=1),)
+
+    def step_answers(self, model: nn.Module, *inputs: Tensor) -> Tensor:
+        """The last token's logits, without a cache.
+
+        Shapes:
+            (B, S) -> (B, 1, V).
+        """
+        with torch.no_grad():
+            found: Tensor = model(input_ids=inputs[0], use_cache=False, logits_to_keep=1).logits
+        return found
 
     def prepare(self, seed: int) -> None:
         """State that all arms share: for decode a static cache holding the context. Same seed, same state."""
@@ -95,15 +96,34 @@ class Session:
             return Decode(model, self._cache, self._cache_name)
         return Prefill(model, self._cache_name)
 
-    def logits(self, model: nn.Module, ids: Tensor) -> Tensor:
+    def exam(self, tokens: int, seed: int) -> list[Batch]:
+        """Calls of the step's own shape, where that many tokens are compared: a kernel cannot tell them from timed
+        ones, and here every row's output counts, where a step hands out the last token's only.
+
+        Shapes:
+            ids (B, S) each.
+        """
+        batch, length = self.cell.batch, self.cell.sequence
+        if self.cell.step == "decode" or batch * length > tokens:
+            length = min(tokens, 512, length if self.cell.step != "decode" else 512)
+            batch = max(1, tokens // length)
+        calls = max(1, tokens // (batch * length))
+        ids = self.tokens.windows(calls * batch, length, seed).to(self.device)
+        return [(part,) for part in ids.split(batch)]
+
+    def answers(self, model: nn.Module, *inputs: Tensor) -> Tensor:
         """Teacher-forced logits of every position.
 
         Shapes:
             ids (B, S) -> (B, S, V).
         """
         with torch.no_grad():
-            output: Tensor = model(input_ids=ids, use_cache=False).logits
+            output: Tensor = model(input_ids=inputs[0], use_cache=False).logits
         return output
+
+    def count(self, *inputs: Tensor) -> int:
+        """Every token is compared."""
+        return int(inputs[0].numel())
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Next-token loss of one training step, by the model's own loss function: mean, in float32."""

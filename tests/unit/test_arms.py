@@ -369,7 +369,7 @@ def test_decoding_starts_every_step_from_the_same_context(decoding: Any) -> None
     assert arena.run(EAGER, seeds=SEEDS) == before
     (logits,) = arena.outputs(EAGER, 5)
     with torch.no_grad():
-        whole = decoding.model(input_ids=decoding.step_ids(5), use_cache=False, logits_to_keep=1).logits
+        whole = decoding.step_answers(decoding.model, *decoding.step_inputs(5))
     torch.testing.assert_close(logits, whole, rtol=1e-4, atol=1e-5)
 
 
