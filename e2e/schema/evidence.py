@@ -137,8 +137,8 @@ class ModelFacts(Record):
     parameters: int
     dtypes: dict[str, int]
     """Elements of parameters and buffers by dtype; packed ones of a quantised checkpoint among them."""
-    attention_asked: str | None
-    attention: str | None
+    attention_asked: str | None = None
+    attention: str | None = None
     """The implementation that the model says it uses."""
     layers: int | None = None
     hidden: int | None = None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import hashlib
 import importlib.util
+import inspect
+import re
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -155,15 +157,21 @@ def _check_names(config: PretrainedConfig, overlay: Mapping[str, Any]) -> None:
     """Transformers keeps a misspelt field beside the real one, which then goes unchanged.
 
     Raises:
-        UsageError: a field that this kind of config does not have; with the nearest one that it has.
+        UsageError: a field that neither this kind of config nor its model's code knows; with the nearest one.
     """
     settable = {name for name in dir(type(config)) if getattr(getattr(type(config), name), "fset", None)}
-    known = {*config.to_dict(), *vars(config), *config.attribute_map, *settable}
+    known = {*config.to_dict(), *vars(config), *config.attribute_map, *settable, *_read_by_model(config)}
     for name in overlay:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"see the fields of {type(config).__name__}"
             raise UsageError(f"model.config: {config.model_type} has no field {name!r}; {hint}")
+
+
+def _read_by_model(config: PretrainedConfig) -> set[str]:
+    """Fields that are in no config class, but read by the family's model where they are there (`head_dim`)."""
+    files = Path(inspect.getfile(type(config))).parent.glob("modeling_*.py")
+    return {name for file in files for name in re.findall(r'config(?:\.|, ")(\w+)', file.read_text(encoding="utf-8"))}
 
 
 def _stir(model: nn.Module, seed: int) -> None:

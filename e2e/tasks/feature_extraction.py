@@ -8,9 +8,9 @@ from pathlib import Path
 from torch import Tensor, nn
 from transformers import AutoModel
 
+from e2e.forward import Batch, ForwardSession
 from e2e.schema.evidence import Answer
 from e2e.schema.workload import SYNTHETIC, Cell, Workload
-from e2e.tasks._forward import Batch, ForwardSession
 from e2e.tasks._model import Source, facts_of, load_model
 from e2e.tasks._tokens import Rows
 
