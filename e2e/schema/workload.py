@@ -86,6 +86,8 @@ class Workload(Record):
     model: ModelSpec
     data: DataSpec
     cells: Cells
+    cache: Literal["static", "dynamic"] = "static"
+    """Decode: keys and values in memory of one size, or in tensors that grow with every token."""
     include: list[Literal["transfer"]] = Field(default_factory=list)
     """Parts of the pipeline that count as the step; `transfer`: inputs start on the host, in pinned memory."""
     sites: list[str] = Field(default=["*"], min_length=1)

@@ -1,4 +1,4 @@
-"""Causal language models: prefill, decode with a static cache, and a training step."""
+"""Causal language models: prefill, decode with a static or a dynamic cache, and a training step."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, StaticCache
+from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 
 from e2e.schema.evidence import Answer
 from e2e.schema.workload import SYNTHETIC, Cell, Workload
+from e2e.tasks._cache import KeptCache
 from e2e.tasks._model import Source, facts_of, load_model
 from e2e.tasks._tokens import Tokens
 
 Batch = tuple[Tensor, ...]
 Outputs = tuple[Tensor, ...]
+_ROOM = 8
+"""Tokens that a static cache has room for beyond the context."""
 
 
 class Session:
@@ -40,7 +43,9 @@ class Session:
         self.answer = Answer(width=config.vocab_size)
         accepted = inspect.signature(self.model.forward).parameters
         self._cache_name = "cache" if "cache" in accepted else "past_key_values"  # renamed in transformers 5.2x
-        self._cache: StaticCache | None = None
+        self._cache_kind = workload.cache
+        self._cache: Any = None
+        self._kept: KeptCache | None = None
         self._context: Tensor | None = None
 
     def batch(self, seed: int) -> Batch:
@@ -73,22 +78,25 @@ class Session:
         return found
 
     def prepare(self, seed: int) -> None:
-        """State that all arms share: for decode a static cache holding the context. Same seed, same state."""
+        """State that all arms share: for decode a cache holding the context. Same seed, same state."""
         if self.cell.step != "decode":
             return
         context = self.tokens.windows(self.cell.batch, self.cell.sequence, seed).to(self.device)
         self._context = context
         config: Any = self.model.config
-        self._cache = StaticCache(config=config, max_cache_len=self.cell.sequence + 8)
+        if self._cache_kind == "static":
+            self._cache = StaticCache(config=config, max_cache_len=self.cell.sequence + _ROOM)
+        else:
+            self._cache = DynamicCache(config=config)
         with torch.no_grad():
             self.model(input_ids=context, use_cache=True, logits_to_keep=1, **{self._cache_name: self._cache})
-        self._lengths = [layer.cumulative_length for layer in self._cache.layers]
-        self._context_lengths = [torch.full_like(length, self.cell.sequence) for length in self._lengths]
+        step = self.program(self.model)
+        self._kept = KeptCache(self._cache, lambda: step(*self.batch(seed)))
 
     def reset(self) -> None:
-        """Before every step of every arm: the cache's own running length goes back to the context's."""
-        if self._cache is not None:
-            torch._foreach_copy_(self._lengths, self._context_lengths)
+        """Before every step of every arm: the cache goes back to the context."""
+        if self._kept is not None:
+            self._kept.reset()
 
     def program(self, model: nn.Module) -> nn.Module:
         """The step of one arm."""
@@ -148,7 +156,7 @@ class Prefill(nn.Module):
 
 
 class Decode(nn.Module):
-    """One token over a fixed context in a static cache: its logits. What it writes into the cache it also reads."""
+    """One token over a fixed context in a cache: its logits. What it writes into the cache it also reads."""
 
     def __init__(self, model: nn.Module, cache: Any, cache_name: str) -> None:
         super().__init__()

@@ -231,6 +231,42 @@ def test_a_language_model_is_compared_in_calls_of_the_steps_own_shape_where_toke
     assert [tuple(ids.shape) for (ids,) in session.exam(tokens, 1)] == shapes
 
 
+@pytest.mark.parametrize("backend", [None, "eager"], ids=["not compiled", "compiled in one piece"])
+def test_a_dynamic_cache_grows_in_a_step_and_is_its_context_again_before_the_next(
+    files: Files, backend: str | None
+) -> None:
+    session = made(files["causal-lm"], "causal-lm", "step=decode", "cache=dynamic")
+    session.prepare(3)
+    program = session.program(session.model)
+    step = torch.compile(program, backend=backend, fullgraph=True, dynamic=False) if backend else program
+    with torch.no_grad():
+        found = []
+        for seed in (1, 2, 1):
+            session.reset()
+            assert {layer.keys.shape[2] for layer in session._cache.layers} == {32}
+            found.append(step(*session.batch(seed))[0].clone())
+            assert {layer.keys.shape[2] for layer in session._cache.layers} == {33}
+    assert torch.equal(found[0], found[2])
+    whole = session.step_answers(session.model, *session.step_inputs(1))
+    torch.testing.assert_close(found[0], whole, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_a_window_is_back_at_its_context_before_the_next_step(files: Files, kind: str) -> None:
+    """Layers that look at few tokens only count what they have seen beside it."""
+    config = "{model_type: mistral, vocab_size: 256, hidden_size: 64, num_hidden_layers: 2, num_attention_heads: 4,"
+    config += " num_key_value_heads: 2, intermediate_size: 128, sliding_window: 64}"
+    fields = ("step=decode", f"cache={kind}", "model.weights=random", f"model.config={config}")
+    session = made(files["causal-lm"], "causal-lm", *fields)
+    session.prepare(3)
+    first = outputs(session, 1)
+    outputs(session, 2)
+    assert same(first, outputs(session, 1))
+    torch.testing.assert_close(
+        first[0], session.step_answers(session.model, *session.step_inputs(1)), rtol=1e-4, atol=1e-5
+    )
+
+
 def test_features_at_padding_are_zeros_and_the_mask_is_obeyed(files: Files) -> None:
     session = opened(files["feature-extraction"], "feature-extraction", "forward")
     ids, mask = session.batch(4)
