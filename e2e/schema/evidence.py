@@ -136,7 +136,7 @@ class ModelFacts(Record):
     model_class: str
     parameters: int
     dtypes: dict[str, int]
-    """Elements of parameters and buffers by dtype; packed ones of a quantised checkpoint among them."""
+    """Elements of what the model stores, by dtype; packed ones of a quantised checkpoint among them."""
     attention_asked: str | None = None
     attention: str | None = None
     """The implementation that the model says it uses."""

@@ -93,7 +93,7 @@ def facts_of(model: nn.Module, spec: ModelSpec, *, data: str, is_synthetic: bool
     """What was really built, and from which data its inputs come."""
     config: Any = model.config
     dtypes: Counter[str] = Counter()
-    for tensor in (*model.parameters(), *model.buffers()):
+    for tensor in {tensor.data_ptr(): tensor for tensor in model.state_dict().values()}.values():  # tied ones once
         dtypes[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     return ModelFacts(
