@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import wave
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,26 @@ model:
 data: {path: images.npz}
 cells: {batch: [2]}
 """,
+    "seq2seq-lm": """\
+model:
+  weights: random
+  dtype: float32
+  config: {model_type: t5, vocab_size: 256, d_model: 64, d_kv: 16, d_ff: 128, num_layers: 2, num_heads: 4,
+           decoder_start_token_id: 0}
+data: {path: lines.jsonl}
+cells: {batch: [2], sequence: [32]}
+""",
+    "speech-seq2seq": """\
+model:
+  weights: random
+  dtype: float32
+  config: {model_type: whisper, vocab_size: 256, d_model: 64, encoder_layers: 2, decoder_layers: 2,
+           encoder_attention_heads: 4, decoder_attention_heads: 4, encoder_ffn_dim: 128, decoder_ffn_dim: 128,
+           num_mel_bins: 16, max_source_positions: 32, max_target_positions: 64, decoder_start_token_id: 1,
+           bos_token_id: 1, eos_token_id: 2, pad_token_id: 0}
+data: {path: sounds}
+cells: {batch: [2], sequence: [8]}
+""",
 }
 """By task: all but name, task and step."""
 
@@ -39,7 +60,18 @@ CLASSES = {
     "causal-lm": "LlamaForCausalLM",
     "feature-extraction": "BertModel",
     "image-classification": "ViTForImageClassification",
+    "seq2seq-lm": "T5ForConditionalGeneration",
+    "speech-seq2seq": "WhisperForConditionalGeneration",
 }
+
+
+def write_sound(file: Path, samples: np.ndarray, *, rate_hz: int = 16_000) -> None:
+    """One channel of 16-bit samples."""
+    with wave.open(str(file), "wb") as sound:
+        sound.setnchannels(1)
+        sound.setsampwidth(2)
+        sound.setframerate(rate_hz)
+        sound.writeframes(samples.astype("<i2").tobytes())
 
 
 def write_workloads(folder: Path) -> dict[str, Path]:
@@ -53,6 +85,10 @@ def write_workloads(folder: Path) -> dict[str, Path]:
     (folder / "lines.jsonl").write_text("".join(f'{{"text": "{line}"}}\n' for line in lines))
     draw = np.random.Generator(np.random.PCG64(1))
     np.savez(folder / "images.npz", images=draw.integers(0, 256, (20, 8, 8), dtype=np.uint8))
+    (folder / "sounds").mkdir()
+    for pitch in range(3):
+        tone = np.sin(np.arange(12_000) * (0.05 + 0.02 * pitch)) * 2**14
+        write_sound(folder / "sounds" / f"{pitch}.wav", tone)
     files = {}
     for task, rest in WORKLOADS.items():
         files[task] = folder / f"{task}.yaml"

@@ -15,8 +15,10 @@ from e2e.errors import EnvironmentFault, UsageError
 from e2e.schema.workload import DataSpec, ModelSpec
 from e2e.tasks._images import Images, Shape
 from e2e.tasks._model import Source
+from e2e.tasks._sounds import Sounds
 from e2e.tasks._texts import read_samples, read_text
 from e2e.tasks._tokens import Rows
+from tests.specimens import write_sound
 
 torch.set_num_threads(1)
 
@@ -161,3 +163,28 @@ def test_data_that_is_no_images_is_the_callers_mistake(tmp_path: Path, path: str
     np.savez(tmp_path / "colour.npz", images=np.zeros((1, 4, 4, 3)))
     with pytest.raises(UsageError, match=words):
         images(tmp_path, path)
+
+
+# ---- Sounds
+
+
+def test_sounds_are_features_of_the_models_length(tmp_path: Path) -> None:
+    write_sound(tmp_path / "a.wav", np.sin(np.arange(8000) * 0.1) * 2**14)
+    made = Sounds.read(data("."), Source(RANDOM, tmp_path), mels=16, frames=100)
+    one, other = made.batch(2, 1), made.batch(2, 2)
+    assert one.shape == (2, 16, 100)
+    assert not torch.equal(one, other)
+    assert float(one[0, :, :40].mean()) > float(one[0, :, 60:].mean()), "half a second of sound, then silence"
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [("none", "no folder"), ("empty", r"no \.wav files in"), ("slow", "has 8000 Hz"), ("broken", "cannot be read")],
+)
+def test_data_that_is_no_sound_is_the_callers_mistake(tmp_path: Path, path: str, words: str) -> None:
+    for name in ("empty", "slow", "broken"):
+        (tmp_path / name).mkdir()
+    write_sound(tmp_path / "slow" / "a.wav", np.zeros(8), rate_hz=8000)
+    (tmp_path / "broken" / "a.wav").write_bytes(b"RIFF")
+    with pytest.raises(UsageError, match=words):
+        Sounds.read(data(path), Source(RANDOM, tmp_path), mels=16, frames=100)
