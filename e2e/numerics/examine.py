@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from e2e.numerics.compare import distance_of, error_of, floor_of
 from e2e.numerics.conformance import LOUD, Outputs, Watch
 from e2e.numerics.kept import Kept
 from e2e.numerics.op_level import OpExaminer
+from e2e.numerics.reference import one_higher
 from e2e.patch import Patch, observed, sites_in
 from e2e.protocols import Batch, Op, Session, Site
 from e2e.schema.words import ReasonCode
@@ -260,8 +260,7 @@ class Examiner(OpExaminer):
 
     def _reference_model(self) -> nn.Module:
         """The model one precision higher, with the op's sites in exact maths (norms often compute in float32)."""
-        higher = torch.float64 if self._session.cell.dtype == "float32" else torch.float32
-        model = copy.deepcopy(self._session.model).to(higher)
+        model = one_higher(self._session.model, self._session.cell.dtype)
         function: Callable[..., Any] = self._op.reference
         Patch(self._op, sites_in(model, self.fit), lambda site: function)
         return model

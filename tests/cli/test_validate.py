@@ -220,7 +220,7 @@ def test_a_task_from_outside_is_checked_like_one_of_ours(validate: Callable[...,
     assert evidence.model_check is not None and evidence.model_check.answer.what == "forecasts"
     assert evidence.model is not None and evidence.model.is_synthetic
     assert ended.result.environment["task_sha256"] is not None
-    assert "SYNTHETIC DATA" in ended.err
+    assert "SYNTHETIC DATA" in ended.out
 
 
 def test_a_padded_batch_is_timed_and_audited_to_a_verdict(validate: Callable[..., Ended], tmp_path: Path) -> None:
