@@ -48,6 +48,7 @@ def facts_of(result: Result, cell: CellResult, *, is_deciding: bool) -> tuple[tu
         *_training(evidence.training),
         *_engagement(evidence.engagement),
         *(_memory(verdict.memory) if evidence.stage_asked.rank >= Stage.SCREEN.rank else ()),
+        *_generation(evidence),
         *_resolution(evidence, verdict, result.policy),
     ]
     if is_deciding:
@@ -77,6 +78,15 @@ def _model(facts: ModelFacts | None) -> Facts:
         parts.append(f"code of its own, sha256 {facts.code_sha256[:12]}")
     yield "model", "; ".join(parts)
     yield "data", facts.data
+
+
+def _generation(evidence: Evidence) -> Facts:
+    """What a user of the model waits for."""
+    for found in evidence.generations:
+        which = "strongest PyTorch" if found.arm == evidence.baseline else "candidate"
+        following = f", then {duration(found.per_token_s)} a token" if found.per_token_s else ""
+        speed = f"{found.tokens_per_s:,.0f} tokens/s of {count(found.rows, 'row')}"
+        yield "generation", f"{which}: first token after {duration(found.first_token_s)}{following}; {speed}"
 
 
 def _op_checks(checks: list[OpCheck], numerics: NumericsVerdict, policy: Policy | None) -> Facts:

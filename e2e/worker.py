@@ -343,6 +343,11 @@ class Handlers:
             "plumbing_s": plumbing(self.op, site, self.kernel, inputs=Path(inputs), device=self.device),
         }
 
+    def do_generation(self, *, arm: str, seeds: list[int]) -> dict[str, Any]:
+        """See Arena.generation_s."""
+        first_s, step_s = self.arena.generation_s(arm, seeds=seeds) or (None, None)
+        return {"first_token_s": first_s, "step_s": step_s}
+
     # arms
 
     def do_arena(self, *, fqns: list[str]) -> None:

@@ -151,6 +151,29 @@ class ModelFacts(Record):
     """Hash of code that came with the model (`trust_remote_code`)."""
 
 
+class Generation(Record):
+    """What a user of the model waits for, with one arm; measured in the pilot, by that process's own clock."""
+
+    arm: str
+    first_token_s: Seconds
+    """From the prompt to the first token of every row."""
+    step_s: Seconds
+    """All tokens of every row."""
+    tokens: int
+    """Per row."""
+    rows: int
+
+    @property
+    def per_token_s(self) -> Seconds | None:
+        """Between one token of a row and the next; None where there is only one."""
+        return (self.step_s - self.first_token_s) / (self.tokens - 1) if self.tokens > 1 else None
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all rows."""
+        return self.rows * self.tokens / self.step_s
+
+
 class ModelCheck(Record):
     """The model's outputs with the kernel, against one precision higher."""
 
@@ -457,6 +480,8 @@ class Evidence(Record):
     adopted: dict[str, str] = {}
     """Fastest arm of every opponent that is a kernel adopted earlier, chosen from pilots; by opponent."""
     isolated: Isolated | None = None
+    generations: list[Generation] = []
+    """Of the strongest baseline and of the best candidate arm, where the step generates."""
     segments: list[Segment] = []
     """Stored in samples.csv, not in result.json."""
     clean_times: list[CleanTime] = []

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from e2e.schema.record import Record
 
-Step = Literal["prefill", "decode", "train", "forward"]
+Step = Literal["prefill", "decode", "generate", "train", "forward"]
 DType = Literal["float32", "float16", "bfloat16"]
 SYNTHETIC = "synthetic"
 """`data.path` of inputs that are drawn, not read; every report says so."""
@@ -87,7 +87,9 @@ class Workload(Record):
     data: DataSpec
     cells: Cells
     cache: Literal["static", "dynamic"] = "static"
-    """Decode: keys and values in memory of one size, or in tensors that grow with every token."""
+    """Decode and generate: keys and values in memory of one size, or in tensors that grow with every token."""
+    new_tokens: int = Field(16, ge=1)
+    """Generate: tokens that a step writes per row."""
     include: list[Literal["transfer"]] = Field(default_factory=list)
     """Parts of the pipeline that count as the step; `transfer`: inputs start on the host, in pinned memory."""
     sites: list[str] = Field(default=["*"], min_length=1)
@@ -104,23 +106,33 @@ class Cell(Record):
     sequence: int
     dtype: DType
     step: Step
+    new_tokens: int = 0
+    """Tokens written per row, where the step is `generate`."""
 
     @property
     def title(self) -> str:
-        """For people: `prefill 8 x 2048 bfloat16`; `forward 64 float32` for rows of one item."""
+        """For people: `prefill 8 x 2048 bfloat16`; `generate 1 x 512 + 16 float16`; for images `forward 64 float32`."""
         size = str(self.batch) if self.sequence == 1 else f"{self.batch} x {self.sequence}"
+        size += f" + {self.new_tokens}" if self.new_tokens else ""
         return f"{self.step} {size} {self.dtype}"
 
     @property
     def rows(self) -> int:
         """Tokens that go through the model in one step: decoding takes one of every sequence."""
-        return self.batch if self.step == "decode" else self.batch * self.sequence
+        read = 1 if self.step == "decode" else self.sequence + max(0, self.new_tokens - 1)
+        return self.batch * read
 
 
 def cells_of(workload: Workload) -> list[Cell]:
     """Every cell of the sweep, in file order."""
     return [
-        Cell(batch=batch, sequence=sequence, dtype=workload.model.dtype, step=workload.step)
+        Cell(
+            batch=batch,
+            sequence=sequence,
+            dtype=workload.model.dtype,
+            step=workload.step,
+            new_tokens=workload.new_tokens if workload.step == "generate" else 0,
+        )
         for batch in workload.cells.batch
         for sequence in workload.cells.sequence
     ]

@@ -17,8 +17,8 @@ class KeptCache:
     """
 
     def __init__(self, cache: Any, step: Callable[[], object]) -> None:
-        """`cache` holds the context; `step` is one step over it."""
-        layers = [layer for layer in cache.layers if layer.is_initialized]
+        """`cache` holds the context, which may be nothing; `step` is one step over it."""
+        layers = list(cache.layers)
         before = [dict(vars(layer)) for layer in layers]
         counters = [value for fields in before for value in fields.values() if _is_counter(value)]
         counts = [counter.clone() for counter in counters]
@@ -27,7 +27,7 @@ class KeptCache:
         self._fields = [
             (vars(layer), changed)
             for layer, fields in zip(layers, before, strict=True)
-            if (changed := {name: value for name, value in fields.items() if vars(layer)[name] is not value})
+            if (changed := {name: value for name, value in fields.items() if vars(layer).get(name) is not value})
         ]
         self._counters = [counter for counter, was in zip(counters, counts, strict=True) if not counter.equal(was)]
         self._counts = [was for counter, was in zip(counters, counts, strict=True) if not counter.equal(was)]

@@ -1,4 +1,4 @@
-"""Causal language models: prefill, decode with a static or a dynamic cache, and a training step."""
+"""Causal language models: prefill, decode and generation with a static or a dynamic cache, and a training step."""
 
 from __future__ import annotations
 
@@ -52,44 +52,55 @@ class Session:
         """Fresh inputs of one step, on the device.
 
         Shapes:
-            prefill, train: ids (B, S). decode: ids (B, 1), the token after the cached context.
+            prefill, train: ids (B, S). decode: ids (B, 1), the token after the cached context. generate: ids (B, S),
+            and the N - 1 tokens that follow them.
         """
         if self.cell.step == "decode":
             return (self.tokens.singles(self.cell.batch, seed).to(self.device),)
+        if self.cell.step == "generate":
+            length = self.cell.sequence
+            ids = self.tokens.windows(self.cell.batch, length + self.cell.new_tokens - 1, seed).to(self.device)
+            return (ids[:, :length].clone(), ids[:, length:].clone())
         return (self.tokens.windows(self.cell.batch, self.cell.sequence, seed).to(self.device),)
 
     def step_inputs(self, seed: int) -> Batch:
         """Every id that the step of that batch depends on, for a reference without a cache.
 
         Shapes:
-            prefill, train: (B, S). decode: (B, S + 1).
+            prefill, train: (B, S). decode: (B, S + 1). generate: (B, S + N - 1).
         """
-        (ids,) = self.batch(seed)
-        return (ids if self._context is None else torch.cat([self._context, ids], dim=1),)
+        batch = self.batch(seed)
+        return (torch.cat(batch if self._context is None else (self._context, *batch), dim=1),)
 
     def step_answers(self, model: nn.Module, *inputs: Tensor) -> Tensor:
-        """The last token's logits, without a cache.
+        """The last token's logits, or those of every token written, without a cache.
 
         Shapes:
-            (B, S) -> (B, 1, V).
+            (B, S) -> (B, 1, V); generate: (B, S + N - 1) -> (B, N, V).
         """
+        keep = max(1, self.cell.new_tokens)
         with torch.no_grad():
-            found: Tensor = model(input_ids=inputs[0], use_cache=False, logits_to_keep=1).logits
+            found: Tensor = model(input_ids=inputs[0], use_cache=False, logits_to_keep=keep).logits
         return found
 
     def prepare(self, seed: int) -> None:
-        """State that all arms share: for decode a cache holding the context. Same seed, same state."""
-        if self.cell.step != "decode":
+        """State that all arms share: for decode a cache holding the context, to generate an empty one."""
+        if self.cell.step not in ("decode", "generate"):
             return
-        context = self.tokens.windows(self.cell.batch, self.cell.sequence, seed).to(self.device)
-        self._context = context
         config: Any = self.model.config
         if self._cache_kind == "static":
-            self._cache = StaticCache(config=config, max_cache_len=self.cell.sequence + _ROOM)
+            room = self.cell.sequence + max(_ROOM, self.cell.new_tokens)
+            self._cache = StaticCache(config=config, max_cache_len=room)
         else:
             self._cache = DynamicCache(config=config)
-        with torch.no_grad():
-            self.model(input_ids=context, use_cache=True, logits_to_keep=1, **{self._cache_name: self._cache})
+        context = self.tokens.windows(self.cell.batch, self.cell.sequence, seed).to(self.device)
+        if self.cell.step == "decode":
+            self._context = context
+        if self.cell.step == "decode" or self._cache_kind == "static":  # which allocates on first use, once
+            with torch.no_grad():
+                self.model(input_ids=context, use_cache=True, logits_to_keep=1, **{self._cache_name: self._cache})
+        if self.cell.step == "generate" and self._cache_kind == "static":
+            self._cache.reset()
         step = self.program(self.model)
         self._kept = KeptCache(self._cache, lambda: step(*self.batch(seed)))
 
@@ -102,6 +113,8 @@ class Session:
         """The step of one arm."""
         if self.cell.step == "decode":
             return Decode(model, self._cache, self._cache_name)
+        if self.cell.step == "generate":
+            return Generate(model, self._cache, self._cache_name)
         return Prefill(model, self._cache_name)
 
     def exam(self, tokens: int, seed: int) -> list[Batch]:
@@ -165,14 +178,44 @@ class Decode(nn.Module):
         self._cache_name = cache_name
 
     def forward(self, ids: Tensor) -> Outputs:
-        output = self.model(input_ids=ids, use_cache=True, **{self._cache_name: self._cache})
+        output = self.model(input_ids=ids, use_cache=True, logits_to_keep=1, **{self._cache_name: self._cache})
         return (output.logits,)
+
+
+class Generate(nn.Module):
+    """A prompt into an empty cache, then token after token: the logits of each, and the most likely ids.
+
+    What follows is the text's own, not the arm's choice: near ties would send arms different ways, and then nothing
+    could be compared. The choice is made all the same, so that the work is that of greedy generation.
+    """
+
+    compiled_parts = ("first", "following")
+    """As people compile it: the step itself is a loop in Python."""
+
+    def __init__(self, model: nn.Module, cache: Any, cache_name: str) -> None:
+        super().__init__()
+        self.first: Any = Decode(model, cache, cache_name)
+        self.following: Any = Decode(model, cache, cache_name)
+
+    def first_token(self, ids: Tensor, _: Tensor) -> None:
+        """What a user waits for before anything is seen."""
+        self.first(ids)[0].argmax(-1)
+
+    def forward(self, ids: Tensor, continuation: Tensor) -> Outputs:
+        logits = [self.first(ids)[0].clone()]
+        chosen = [logits[0].argmax(-1)]
+        for place in range(continuation.shape[1]):
+            if ids.is_cuda:
+                torch.compiler.cudagraph_mark_step_begin()  # what a graph gave before is cloned
+            logits.append(self.following(continuation[:, place : place + 1].clone())[0].clone())
+            chosen.append(logits[-1].argmax(-1))
+        return torch.cat(logits, dim=1), torch.cat(chosen, dim=1)
 
 
 class CausalLM:
     """Text generation's two halves and next-token training, on any `AutoModelForCausalLM`."""
 
-    steps = ("prefill", "decode", "train")
+    steps = ("prefill", "decode", "generate", "train")
 
     open: Callable[..., Session] = Session
 

@@ -64,7 +64,7 @@ def row_of(batch: tuple[Tensor, ...], row: int) -> tuple[Tensor, ...]:
 
 
 def test_there_is_a_task_with_every_kind_of_step() -> None:
-    assert {"prefill", "decode", "train", "forward"} <= {step for _, step in STEPS}
+    assert {"prefill", "decode", "generate", "train", "forward"} <= {step for _, step in STEPS}
 
 
 def test_every_task_has_a_specimen_and_no_specimen_is_left_over() -> None:
@@ -249,6 +249,21 @@ def test_a_dynamic_cache_grows_in_a_step_and_is_its_context_again_before_the_nex
     assert torch.equal(found[0], found[2])
     whole = session.step_answers(session.model, *session.step_inputs(1))
     torch.testing.assert_close(found[0], whole, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_a_generation_starts_from_nothing_and_writes_what_a_pass_over_all_gives(files: Files, kind: str) -> None:
+    session = made(files["causal-lm"], "causal-lm", "step=generate", f"cache={kind}", "new_tokens=5")
+    session.prepare(3)
+    assert (session.cell.title, session.cell.rows) == ("generate 2 x 32 + 5 float32", 2 * 36)
+    first = outputs(session, 1)
+    outputs(session, 2)
+    logits, chosen = outputs(session, 1)
+    assert same(first, (logits, chosen))
+    assert logits.shape == (2, 5, 256)
+    assert torch.equal(chosen, logits.argmax(-1))
+    whole = session.step_answers(session.model, *session.step_inputs(1))
+    torch.testing.assert_close(logits, whole, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
