@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import itertools
 import time
@@ -287,6 +288,28 @@ class Arena:
             times.append(time.perf_counter() - start)
         return times
 
+    def generation_s(self, name: str, *, seeds: list[int]) -> tuple[Seconds, Seconds] | None:
+        """Seconds to the first token and of the whole step, medians over the seeds, one after the other.
+
+        None where the step generates nothing, or is one graph from end to end.
+        """
+        arm = self._arms[name]
+        first = getattr(arm.program, "first_token", None)
+        if first is None:
+            return None
+        firsts, wholes = [], []
+        for batch in self.batches(arm, seeds):
+            firsts.append(self._clocked_once(arm, first, batch))
+            wholes.append(self._clocked_once(arm, arm.program, batch))
+        return median(firsts), median(wholes)
+
+    def _clocked_once(self, arm: Arm, program: Callable[..., Any], batch: Any) -> Seconds:
+        self.sync()
+        start = time.perf_counter()
+        self._execute(dataclasses.replace(arm, program=program), batch)
+        self.sync()
+        return time.perf_counter() - start
+
     def disturbances(self) -> int:
         """Compilations and calls of the driver's allocator so far: while they grow, nothing is steady."""
         graphs = int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
@@ -485,7 +508,11 @@ def _compiled(program: nn.Module, backend: CountingBackend, *, fullgraph: bool =
         options["isolate_recompiles"] = True  # Dynamo's cache hangs on the code object, which all arms share
     else:
         torch._dynamo.config.recompile_limit = 64
-    compiled: Callable[..., Any] = torch.compile(program, **options)
+    parts: tuple[str, ...] = getattr(program, "compiled_parts", ())
+    for name in parts:
+        part = getattr(program, name)
+        setattr(program, name, torch.compile(getattr(part, "_orig_mod", part), **options))
+    compiled: Callable[..., Any] = program if parts else torch.compile(program, **options)
     return compiled
 
 

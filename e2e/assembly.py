@@ -154,4 +154,5 @@ def environment(loaded: Loaded, evidence: Evidence | None) -> dict[str, Any]:
         "threads": device.count_threads if device else None,
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
         "workload_sha256": loaded.workload.sha256,
+        "task_sha256": loaded.workload.task_sha256,
     }

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeGuard, TypeVar, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from e2e import registry
 from e2e.errors import UsageError
 from e2e.schema.policy import Policy
 from e2e.schema.workload import Workload
@@ -42,6 +43,8 @@ class LoadedWorkload:
     """Dotted field to value, as `--set` gave them."""
     sha256: str
     """Of the file, before overrides."""
+    task_sha256: str | None = None
+    """Of the file of a task from outside the package."""
 
 
 def load_workload(path: str, overrides: Sequence[str] = ()) -> LoadedWorkload:
@@ -62,7 +65,8 @@ def load_workload(path: str, overrides: Sequence[str] = ()) -> LoadedWorkload:
     if workload is None or mistakes:
         raise UsageError("\n".join([*found, *mistakes]))
     values = {".".join(setting.field): setting.value for setting in settings}
-    return LoadedWorkload(workload, file.resolve(), values, source.sha256)
+    whole = file.resolve()
+    return LoadedWorkload(workload, whole, values, source.sha256, registry.task_sha256(workload.task, whole.parent))
 
 
 def load_policy(name_or_path: str | None, *, workload: LoadedWorkload | None = None) -> Policy:

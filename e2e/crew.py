@@ -124,6 +124,7 @@ class Crew(Workers):
     def _opening(self, clean: bool) -> dict[str, Any]:
         return {
             "workload": self.workload.workload.model_dump(mode="json"),
+            "task_sha256": self.workload.task_sha256,
             "cell": self.cell.model_dump(mode="json"),
             "root": str(self.workload.path.parent),
             "exam": {**asdict(self.exam), "folder": str(self.exam.folder) if self.exam.folder else None},

@@ -1,4 +1,4 @@
-"""Ops from outside the package: `path/to/file.py:Op`. The parent reads such a file; only workers run it."""
+"""Ops and tasks from outside the package: `path/to/file.py:Name`. The parent reads such files; workers run them."""
 
 from __future__ import annotations
 
@@ -12,25 +12,42 @@ from typing import Any, NamedTuple
 
 from e2e.errors import UsageError
 
-MEMBERS = (
-    *("name", "tensor_names", "scalar_names", "schema", "alternatives", "find_sites", "own", "forward_with"),
-    *("reference", "allocate", "dims", "example", "edge_calls", "mutants"),
+
+class Kind(NamedTuple):
+    """What such a file may hold."""
+
+    word: str
+    members: tuple[str, ...]
+    """What it has to have."""
+    docs: str
+
+
+OP = Kind(
+    "op",
+    (
+        *("name", "tensor_names", "scalar_names", "schema", "alternatives", "find_sites", "own", "forward_with"),
+        *("reference", "allocate", "dims", "example", "edge_calls", "mutants"),
+    ),
+    "docs/ops.md",
 )
-"""What an op has to have: those of `protocols.Op`."""
+"""`protocols.Op`."""
+TASK = Kind("task", ("steps", "open"), "docs/workloads.md")
+"""`protocols.Task`."""
 
 
 class Place(NamedTuple):
-    """Where such an op is."""
+    """Where one is."""
 
     file: Path
     attribute: str
-    """A class that is made without arguments, or an op."""
+    """A class that is made without arguments, or an object."""
+    kind: Kind
 
 
-def place_of(name: str) -> Place | None:
-    """File and attribute in an op's name; None for a name of another kind."""
+def place_of(name: str, kind: Kind = OP, *, root: Path = Path()) -> Place | None:
+    """File and attribute in a name; None where it is no name of such a file. Paths are relative to `root`."""
     file, colon, attribute = name.rpartition(":")
-    return Place(Path(file), attribute) if colon and file.endswith(".py") else None
+    return Place(root / file, attribute, kind) if colon and file.endswith(".py") else None
 
 
 def sha256_of(place: Place) -> str:
@@ -40,35 +57,36 @@ def sha256_of(place: Place) -> str:
         UsageError: it cannot be read, or the attribute cannot be the name of one.
     """
     if not place.attribute.isidentifier():
-        raise UsageError(f"op {place.file}: {place.attribute!r} is not the name of a class in it")
+        raise UsageError(f"{place.kind.word} {place.file}: {place.attribute!r} is not the name of a class in it")
     return hashlib.sha256(_content(place)).hexdigest()
 
 
 def load(place: Place, sha256: str | None) -> Any:
-    """The op. Runs the file.
+    """The op or task. Runs the file.
 
     Raises:
-        UsageError: the file is not the one with that hash, cannot be run, or holds no op of that name.
+        UsageError: the file is not the one with that hash, cannot be run, or holds nothing of that name and kind.
     """
+    word, members, docs = place.kind
     found = hashlib.sha256(_content(place)).hexdigest()
     if sha256 not in (None, found):
-        raise UsageError(f"op {place.file}: the file changed during the run; run again")
+        raise UsageError(f"{word} {place.file}: the file changed during the run; run again")
     try:
-        module = _module(place, f"e2e_op_{found[:16]}")
+        module = _module(place, f"e2e_{word}_{found[:16]}")
         made = getattr(module, place.attribute, None)
-        op = made() if isinstance(made, type) else made
+        item = made() if isinstance(made, type) else made
     except (Exception, SystemExit) as error:  # re-raised as the caller's: it is their code, which may raise anything
-        raise UsageError(f"op {_where(place, error)}: {type(error).__name__}: {error}") from error
-    if op is None:
-        classes = [name for name, item in vars(module).items() if getattr(item, "__module__", "") == module.__name__]
+        raise UsageError(f"{word} {_where(place, error)}: {type(error).__name__}: {error}") from error
+    if item is None:
+        classes = [name for name, other in vars(module).items() if getattr(other, "__module__", "") == module.__name__]
         raise UsageError(
-            f"op {place.file}: there is no {place.attribute!r} in it; it has: {', '.join(classes) or 'nothing'}"
+            f"{word} {place.file}: there is no {place.attribute!r} in it; it has: {', '.join(classes) or 'nothing'}"
         )
-    missing = [member for member in MEMBERS if not hasattr(op, member)]
+    missing = [member for member in members if not hasattr(item, member)]
     if missing:
-        what = "is no op" if len(missing) == len(MEMBERS) else f"lacks {', '.join(missing)}"
-        raise UsageError(f"op {place.file}: {place.attribute} {what} (see docs/ops.md)")
-    return op
+        what = f"is no {word}" if len(missing) == len(members) else f"lacks {', '.join(missing)}"
+        raise UsageError(f"{word} {place.file}: {place.attribute} {what} (see {docs})")
+    return item
 
 
 def _content(place: Place) -> bytes:
@@ -76,7 +94,7 @@ def _content(place: Place) -> bytes:
         return place.file.read_bytes()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise UsageError(f"op {place.file} cannot be read: {reason}") from error
+        raise UsageError(f"{place.kind.word} {place.file} cannot be read: {reason}") from error
 
 
 def _module(place: Place, name: str) -> ModuleType:

@@ -25,7 +25,7 @@ from e2e.judge import judge
 from e2e.measure.devices import Device, cuda_devices, find_device, reserved
 from e2e.measure.machine import Watch, thread_count
 from e2e.measure.schedule import SeedSource
-from e2e.preflight import check_fit, check_model, check_places, check_repeat
+from e2e.preflight import check_fit, check_model, check_places, check_repeat, check_task
 from e2e.protocols import BuildTarget, Built, Progress
 from e2e.reading import read_kernel
 from e2e.request import Loaded, Request, policy_of
@@ -105,9 +105,7 @@ def load(request: Request) -> Loaded:
     if len(request.kernels) != 1:
         raise UsageError("give exactly one --kernel; several together come with a later version")
     kernel = read_kernel(request.kernels[0], op=request.op)
-    task = workload.workload.task
-    if task not in registry.names("tasks"):
-        registry.load("tasks", task)
+    check_task(workload)
     check_fit(workload, kernel)
     if request.repeat is not None:
         check_repeat(request.repeat, workload, kernel)
@@ -315,6 +313,7 @@ def exam_of(loaded: Loaded, cell: Cell) -> Exam:
         return Exam(loaded.seed)
     asked = [
         workload.workload.model_dump(mode="json"),
+        workload.task_sha256,
         str(workload.path.parent),
         cell.model_dump(mode="json"),
         loaded.kernel.manifest.op,

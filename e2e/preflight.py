@@ -8,13 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from e2e import registry
 from e2e.configuration import YAML_SUFFIXES, LoadedWorkload
 from e2e.errors import EnvironmentFault, UsageError
 from e2e.formats._names import SUFFIXES as KERNEL_SUFFIXES
+from e2e.model_files import is_needed, place_of
 from e2e.request import Repeat
 from e2e.schema.kernel import Kernel
 from e2e.schema.policy import FEWEST_WORKERS, MOST_WORKERS
 from e2e.schema.words import Outcome
+from e2e.schema.workload import SYNTHETIC
 from e2e.yaml_lines import printable
 
 REACH_S = 3.0
@@ -83,24 +86,35 @@ def check_repeat(repeat: Repeat, workload: LoadedWorkload, kernel: Kernel) -> No
             raise UsageError(f"{what} has changed since run {run.run_id} ({hashes}): validate it afresh instead")
 
 
+def check_task(workload: LoadedWorkload) -> None:
+    """The task exists, and has the step.
+
+    Raises:
+        UsageError: it does not.
+    """
+    task, step = workload.workload.task, workload.workload.step
+    steps = registry.steps_of(task, workload.path.parent)
+    if steps is not None and step not in steps:
+        raise UsageError(f"{workload.path}: step: the task {task} has no {step}; it has: {', '.join(steps)}")
+
+
 def check_model(workload: LoadedWorkload) -> None:
     """Local files exist; a hub model is cached, or its hub answers. Seconds, not minutes.
 
     Raises:
         UsageError: a local file is missing.
-        EnvironmentFault: a hub model is neither cached nor reachable.
+        EnvironmentFault: a package is missing, or a hub model is neither cached nor reachable.
     """
     spec, root = workload.workload.model, workload.path.parent
     data = root / workload.workload.data.path
-    if not data.is_file():
+    if workload.workload.data.path != SYNTHETIC and not data.exists():
         raise UsageError(f"{workload.path}: data.path: no file {data}")
     if spec.factory and not (root / spec.factory.rpartition(":")[0]).is_file():
         raise UsageError(f"{workload.path}: model.factory: no file {root / spec.factory.rpartition(':')[0]}")
-    if spec.id is None or (root / spec.id).is_dir() or (spec.weights == "random" and "model_type" in spec.config):
-        return
-    if spec.id.startswith((".", "/")) or spec.id.count("/") > 1:
-        raise UsageError(f"{workload.path}: model.id: no folder {root / spec.id}")
-    _check_hub(spec.id, spec.revision or "main")
+    if is_needed(spec):
+        place = place_of(spec, root)
+        if place.hub is not None:
+            _check_hub(place.hub, spec.revision or "main")
 
 
 def _check_hub(repository: str, revision: str) -> None:

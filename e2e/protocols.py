@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from e2e.schema.evidence import Answer, ModelFacts
 from e2e.schema.kernel import Kernel
 from e2e.schema.record import Record
 from e2e.schema.result import Result
+from e2e.schema.workload import Cell, Workload
 
 
 class Built(Record):
@@ -174,6 +176,115 @@ class Op(Protocol):
 
     def mutants(self) -> Mapping[str, Callable[..., Any]]:
         """Kernels that are wrong on purpose; every one must be caught."""
+        ...
+
+
+Batch = tuple[Any, ...]
+"""Tensors of one call of the model."""
+
+
+class Session(Protocol):
+    """A built model with its batches and its step, for one cell on one device (worker side; made by a task).
+
+    Everything is a function of the seeds: two processes that open a session alike have the same model, batches and
+    state.
+
+    Right and wrong are decided row by row, so the model must treat every row of a batch by itself: the reference, one
+    precision higher, computes `answers` (for the model check) and `step_answers` (for an arm's step) of one row at a
+    time.
+    """
+
+    cell: Cell
+    device: str
+    model: Any
+    """In eval mode; parameters ask for gradients only where the step is `train`."""
+    facts: ModelFacts
+    """What was really built, for the report."""
+    answer: Answer
+    """What an answer is."""
+
+    def prepare(self, seed: int) -> None:
+        """Make the state that all arms share, such as a cache; called once, before the first batch."""
+        ...
+
+    def batch(self, seed: int) -> Batch:
+        """Fresh inputs of one step, on the device; no two of thousands of seeds may give the same."""
+        ...
+
+    def reset(self) -> None:
+        """Before every step of every arm, and inside its time: the state goes back to where `prepare` left it."""
+        ...
+
+    def program(self, model: Any) -> Any:
+        """The step of one arm, as a module of that model: takes a batch, returns a tuple of tensors.
+
+        They are what the step hands to its user. All are fingerprinted; the first is compared with the reference and,
+        arm with arm, so that it holds zeros where nothing means anything (padding).
+        """
+        ...
+
+    def exam(self, tokens: int, seed: int) -> list[Batch]:
+        """Inputs of the model check, call by call, of about so many tokens; the step's own shapes where they fit.
+
+        Shapes:
+            every tensor has the rows first.
+        """
+        ...
+
+    def answers(self, model: Any, *inputs: Any) -> Any:
+        """The model's answers to one call of the exam, without gradients; zeros where nothing is compared.
+
+        Shapes:
+            -> (B, ..., width).
+        """
+        ...
+
+    def count(self, *inputs: Any) -> int:
+        """Answers to one call of the exam that are compared: tokens that are not padding, images."""
+        ...
+
+    def labels(self, *inputs: Any) -> Any | None:
+        """What should have been answered to one call of the exam, where the data say so; None where they do not.
+
+        Shapes:
+            -> (answers,), whole numbers below the width; -1 where there is none.
+        """
+        ...
+
+    def step_inputs(self, seed: int) -> Batch:
+        """All that the step of that batch depends on: the batch, and what the state stands for.
+
+        Shapes:
+            every tensor has the rows first.
+        """
+        ...
+
+    def step_answers(self, model: Any, *inputs: Any) -> Any:
+        """A step's first output on these inputs, computed without the state and without gradients."""
+        ...
+
+
+class TrainingSession(Session, Protocol):
+    """A session whose step is `train`."""
+
+    def loss(self, model: Any, batch: Batch) -> Any:
+        """Mean loss of one training step, with gradients."""
+        ...
+
+
+class Task(Protocol):
+    """A kind of workload: one file in `e2e/tasks/`, or `path/to/file.py:Task`."""
+
+    steps: tuple[str, ...]
+    """Kinds of step that it has, as a literal: read without running the file."""
+
+    def open(self, workload: Workload, cell: Cell, *, root: Path, device: str, seed: int) -> Session:
+        """Build the session; paths in the workload are relative to `root`.
+
+        Raises:
+            UsageError: the workload does not fit.
+            EnvironmentFault: model or data cannot be reached.
+        """
         ...
 
 

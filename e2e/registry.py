@@ -68,3 +68,44 @@ def load_op(name: str, sha256: str | None = None) -> Any:
     base, _, argument = name.partition(":")
     plugin = load("ops", base)
     return plugin.of(argument) if argument else plugin
+
+
+def load_task(name: str, root: Path, sha256: str | None = None) -> Any:
+    """The task of that name; `path/to/file.py:Task` is one from outside, relative to `root`.
+
+    Raises:
+        UsageError: no such task, or its file cannot be run, is not the one with that hash, or holds no task.
+    """
+    place = outside.place_of(name, outside.TASK, root=root)
+    return load("tasks", name) if place is None else outside.load(place, sha256)
+
+
+def task_sha256(name: str, root: Path) -> str | None:
+    """Hash of a task's file from outside; None for one of ours.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
+    place = outside.place_of(name, outside.TASK, root=root)
+    return None if place is None else outside.sha256_of(place)
+
+
+def steps_of(name: str, root: Path) -> tuple[str, ...] | None:
+    """Kinds of step that a task has, read without running its file; None where no class states them as a literal.
+
+    Raises:
+        UsageError: no such task, or its file is not Python.
+    """
+    place = outside.place_of(name, outside.TASK, root=root)
+    path = path_of("tasks", name) if place is None else place.file
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError) as error:
+        raise UsageError(f"task {path} cannot be read: {error}") from error
+    for node in (item for item in tree.body if isinstance(item, ast.ClassDef)):
+        for line in node.body:
+            if not isinstance(line, ast.Assign) or ast.unparse(line.targets[0]) != "steps":
+                continue
+            if place is None or node.name == place.attribute:
+                return tuple(ast.literal_eval(line.value))
+    return None

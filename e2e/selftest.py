@@ -22,7 +22,7 @@ from e2e.formats._names import check_op
 from e2e.measure.devices import find_device, reserved
 from e2e.measure.machine import Watch
 from e2e.pipeline import course_of
-from e2e.preflight import check_model, check_places
+from e2e.preflight import check_model, check_places, check_task
 from e2e.protocols import Progress
 from e2e.request import Loaded, Request
 from e2e.schema.evidence import Telemetry
@@ -115,8 +115,7 @@ def load(request: Request) -> Loaded:
     if request.budget_s is not None:
         budgets = policy.budgets.model_copy(update={"cell_s": request.budget_s})
         policy = policy.model_copy(update={"budgets": budgets})
-    if workload.workload.task not in registry.names("tasks"):
-        registry.load("tasks", workload.workload.task)
+    check_task(workload)
     check_model(workload)
     if workload.workload.step == "train":
         raise UsageError("training steps are not timed yet: give `e2e selftest` an inference workload")

@@ -156,6 +156,8 @@ def _marks(result: Result) -> tuple[str, ...]:
     marks = []
     if result.random_weights or any(cell.evidence.random_weights for cell in result.cells):
         marks.append("RANDOM WEIGHTS: time and memory are real; drift and outputs mean little.")
+    if any(cell.evidence.model is not None and cell.evidence.model.is_synthetic for cell in result.cells):
+        marks.append("SYNTHETIC DATA: inputs were drawn, not read; routing and drift mean little.")
     if result.overrides:
         pairs = ", ".join(f"{key}={value}" for key, value in result.overrides.items())
         marks.append(clean(f"Overrides of the workload file: {pairs}"))

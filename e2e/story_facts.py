@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from e2e.rules.lossy import kl_added
-from e2e.schema.evidence import Engagement, Evidence, ExamRecord, ModelCheck, OpCheck, TrainingCheck
+from e2e.schema.evidence import Engagement, Evidence, ExamRecord, ModelCheck, ModelFacts, OpCheck, TrainingCheck
 from e2e.schema.policy import Policy
 from e2e.schema.result import CellResult, Result
 from e2e.schema.verdict import MemoryVerdict, NumericsVerdict, Verdict
@@ -42,6 +42,7 @@ def facts_of(result: Result, cell: CellResult, *, is_deciding: bool) -> tuple[tu
     """Label and text of everything that fits on a line; absent parts are left out or said to be absent."""
     evidence, verdict = cell.evidence, cell.verdict
     facts = [
+        *_model(evidence.model),
         *_op_checks(evidence.op_checks, verdict.numerics, result.policy),
         *_model_check(evidence.model_check, verdict.numerics),
         *_lossy(evidence, result.policy),
@@ -49,6 +50,7 @@ def facts_of(result: Result, cell: CellResult, *, is_deciding: bool) -> tuple[tu
         *_training(evidence.training),
         *_engagement(evidence.engagement),
         *(_memory(verdict.memory) if evidence.stage_asked.rank >= Stage.SCREEN.rank else ()),
+        *_generation(evidence),
         *_resolution(evidence, verdict, result.policy),
     ]
     if is_deciding:
@@ -62,6 +64,31 @@ def package(result: Result, name: str) -> str | None:
     packages = result.environment.get("packages")
     found = packages.get(name) if isinstance(packages, dict) else None
     return str(found) if found else None
+
+
+def _model(facts: ModelFacts | None) -> Facts:
+    """What was built, and from what its inputs come."""
+    if facts is None:
+        return
+    dtypes = [name for name, _ in sorted(facts.dtypes.items(), key=lambda item: -item[1])]
+    parts = [f"{facts.model_class}, {facts.parameters:,} parameters, {', '.join(dtypes)}"]
+    if facts.attention != facts.attention_asked:
+        parts.append(f"attention {facts.attention}, and {facts.attention_asked} was asked for")
+    elif facts.attention:
+        parts.append(f"attention {facts.attention}")
+    if facts.code_sha256:
+        parts.append(f"code of its own, sha256 {facts.code_sha256[:12]}")
+    yield "model", "; ".join(parts)
+    yield "data", facts.data
+
+
+def _generation(evidence: Evidence) -> Facts:
+    """What a user of the model waits for."""
+    for found in evidence.generations:
+        which = "strongest PyTorch" if found.arm == evidence.baseline else "candidate"
+        following = f", then {duration(found.per_token_s)} a token" if found.per_token_s else ""
+        speed = f"{found.tokens_per_s:,.0f} tokens/s of {count(found.rows, 'row')}"
+        yield "generation", f"{which}: first token after {duration(found.first_token_s)}{following}; {speed}"
 
 
 def _op_checks(checks: list[OpCheck], numerics: NumericsVerdict, policy: Policy | None) -> Facts:
@@ -90,13 +117,15 @@ def _model_check(check: ModelCheck | None, numerics: NumericsVerdict) -> Facts:
         return
     known = numerics.model_ratio is not None
     error = f"{ratio(numerics.model_ratio)} the baseline's own" if known else "not measured"
-    yield (
-        "model drift",
-        f"error against {check.reference}: {error};"
-        f" KL {small(check.kl_candidate)} (baseline {small(check.kl_baseline)}) nats per token;"
-        f" same top token {percent(check.top1_candidate, digits=5)}"
-        f" (baseline {percent(check.top1_baseline, digits=5)}); {count(check.tokens, 'token')}",
-    )
+    answer = check.answer
+    parts = [f"error against {check.reference}: {error}"]
+    if answer.is_distribution:
+        top = "top token" if answer.per == "token" else "top class"
+        parts += [
+            f"KL {small(check.kl_candidate)} (baseline {small(check.kl_baseline)}) nats per {answer.per}",
+            f"same {top} {percent(check.top1_candidate, digits=5)} (baseline {percent(check.top1_baseline, digits=5)})",
+        ]
+    yield "model drift", "; ".join([*parts, count(check.tokens, answer.per)])
 
 
 def _lossy(evidence: Evidence, policy: Policy | None) -> Facts:

@@ -84,6 +84,7 @@ class Handlers:
         self,
         *,
         workload: dict[str, Any],
+        task_sha256: str | None,
         cell: dict[str, Any],
         op: str,
         op_sha256: str | None,
@@ -109,7 +110,7 @@ class Handlers:
         if device != "cpu":
             _wake_cuda(device)
         loaded = Workload.model_validate(workload)
-        task = registry.load("tasks", loaded.task)
+        task = registry.load_task(loaded.task, Path(root), task_sha256)
         self.device, self.seed, self.include = device, seed, loaded.include
         self.exam_seed: int = exam["seed"]
         self.session = task.open(loaded, Cell.model_validate(cell), root=Path(root), device=device, seed=self.exam_seed)
@@ -123,7 +124,8 @@ class Handlers:
         asked = [exam["identity"], self.exam_seed, op, op_sha256, weights, facts["device"], exam_threads]
         self._answers_kept = (exam["folder"], asked)
         return {
-            "facts": self.session.facts,
+            "facts": self.session.facts.model_dump(),
+            "answer": self.session.answer.model_dump(),
             "sites": len(self.sites),
             "weights": weights,
             **facts,
@@ -300,16 +302,14 @@ class Handlers:
 
     def do_logits(self, *, tokens: int, path: str) -> dict[str, Any]:
         """See exercise.model_logits."""
-        from e2e.numerics.examine import Examiner
         from e2e.numerics.exercise import model_logits
 
-        rows = Examiner.token_rows(self.session, tokens, self.exam_seed)
         calls = model_logits(
             self.session,
             self.op,
             self.patched,
             self.kernel,
-            rows=rows,
+            calls=self.session.exam(tokens, self.exam_seed),
             path=Path(path),
             constraints=self.manifest.constraints,
         )
@@ -346,6 +346,11 @@ class Handlers:
             "seconds": isolated(self.op, functions, inputs=Path(inputs), device=self.device, seconds=seconds),
             "plumbing_s": plumbing(self.op, site, self.kernel, inputs=Path(inputs), device=self.device),
         }
+
+    def do_generation(self, *, arm: str, seeds: list[int]) -> dict[str, Any]:
+        """See Arena.generation_s."""
+        first_s, step_s = self.arena.generation_s(arm, seeds=seeds) or (None, None)
+        return {"first_token_s": first_s, "step_s": step_s}
 
     # arms
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from e2e.numerics.examine import Examiner
 from e2e.protocols import Op
+from e2e.schema.evidence import Answer
 from tests import families, tiny
 
 
@@ -22,7 +23,7 @@ class LlamaSession:
     def __init__(self, *, step: str = "prefill") -> None:
         self.model: nn.Module = tiny.llama().requires_grad_(step == "train")
         self.cell = SimpleNamespace(dtype="float32", step=step, batch=2, sequence=12)
-        self.tokens = self
+        self.answer = Answer(width=tiny.VOCABULARY)
 
     def windows(self, count: int, length: int, seed: int) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
@@ -31,8 +32,24 @@ class LlamaSession:
     def batch(self, seed: int) -> tuple[Tensor, ...]:
         return (self.windows(self.cell.batch, self.cell.sequence, seed),)
 
-    def step_ids(self, seed: int) -> Tensor:
-        return self.batch(seed)[0]
+    def step_inputs(self, seed: int) -> tuple[Tensor, ...]:
+        return self.batch(seed)
+
+    def step_answers(self, model: nn.Module, ids: Tensor) -> Tensor:
+        with torch.no_grad():
+            found: Tensor = model(input_ids=ids, use_cache=False, logits_to_keep=1).logits
+        return found
+
+    def exam(self, tokens: int, seed: int) -> list[tuple[Tensor, ...]]:
+        length = min(tokens, self.cell.sequence)
+        ids = self.windows(max(1, tokens // length), length, seed)
+        return [(part,) for part in ids.split(self.cell.batch)]
+
+    def count(self, ids: Tensor) -> int:
+        return ids.numel()
+
+    def labels(self, ids: Tensor) -> Tensor:
+        return nn.functional.pad(ids[:, 1:], (0, 1), value=-1).reshape(-1)
 
     def reset(self) -> None:
         """No state."""
@@ -40,7 +57,7 @@ class LlamaSession:
     def program(self, model: nn.Module) -> Any:
         return lambda ids: (model(input_ids=ids, use_cache=False, logits_to_keep=1).logits,)
 
-    def logits(self, model: nn.Module, ids: Tensor) -> Tensor:
+    def answers(self, model: nn.Module, ids: Tensor) -> Tensor:
         with torch.no_grad():
             found: Tensor = model(input_ids=ids, use_cache=False).logits
         return found

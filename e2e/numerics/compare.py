@@ -104,32 +104,38 @@ def wider(tensor: Any) -> Any:
 
 @dataclass(frozen=True)
 class Distance:
-    """How far a model's logits are from the reference's."""
+    """How far a model's answers are from the reference's."""
 
     error: float
     """Relative root-mean-square error."""
-    kl: float
-    """Mean KL(reference || value), nats per token."""
-    top1: float
-    """Share of tokens with the reference's most likely next token."""
+    kl: float | None
+    """Mean KL(reference || value), nats per answer; None where answers are no distributions."""
+    top1: float | None
+    """Share of answers with the reference's most likely class."""
 
 
-def distance_of(logits: Tensor, reference: Tensor) -> Distance:
-    """Distances, token by token in slices, so that a large vocabulary fits.
+def distance_of(
+    value: Tensor, reference: Tensor, *, answers: int | None = None, is_distribution: bool = True
+) -> Distance:
+    """Distances, row by row in slices, so that a large vocabulary fits; `answers`: of the rows, how many count.
 
     Shapes:
-        logits, reference (tokens, V).
+        value, reference (rows, V), zeros in both where nothing is compared.
     """
+    answers = reference.shape[0] if answers is None else answers
     square = scale = kl = 0.0
     same = 0
     step = max(1, 2**26 // reference.shape[-1])
     for start in range(0, reference.shape[0], step):
         exact = reference[start : start + step].double()
-        value = logits[start : start + step].double()
-        square += float((value - exact).pow(2).sum())
+        found = value[start : start + step].double()
+        square += float((found - exact).pow(2).sum())
         scale += float(exact.pow(2).sum())
-        log_p, log_q = exact.log_softmax(-1), value.log_softmax(-1)
-        kl += float((log_p.exp() * (log_p - log_q)).sum())
-        same += int((exact.argmax(-1) == value.argmax(-1)).sum())
-    tokens = reference.shape[0]
-    return Distance((square / max(scale, 1e-300)) ** 0.5, max(0.0, kl / tokens), same / tokens)
+        if is_distribution:
+            log_p, log_q = exact.log_softmax(-1), found.log_softmax(-1)
+            kl += float((log_p.exp() * (log_p - log_q)).sum())
+            same += int((exact.argmax(-1) == found.argmax(-1)).sum())
+    error = (square / max(scale, 1e-300)) ** 0.5
+    if not is_distribution:
+        return Distance(error, None, None)
+    return Distance(error, max(0.0, kl / answers), (same - (reference.shape[0] - answers)) / answers)

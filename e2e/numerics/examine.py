@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,10 +20,11 @@ from e2e.numerics.captures import Captured, clone_call, read_outputs, save_calls
 from e2e.numerics.compare import distance_of, error_of, floor_of
 from e2e.numerics.conformance import LOUD, Outputs, Watch
 from e2e.numerics.kept import Kept
-from e2e.numerics.lossy import gross_errors, next_tokens, surprise
+from e2e.numerics.lossy import gross_errors, labels_of, surprise
 from e2e.numerics.op_level import OpExaminer
+from e2e.numerics.reference import one_higher
 from e2e.patch import Patch, observed, sites_in
-from e2e.protocols import Op, Site
+from e2e.protocols import Batch, Op, Session, Site
 from e2e.schema.words import ReasonCode
 
 MODE_RATIO = 8.0
@@ -41,26 +41,40 @@ AGAIN = 1 / 16
 class Question:
     """One call of the model, answered by the baseline at once and by the reference row by row."""
 
-    ids: Tensor
-    """All that the answers depend on; (B, S)."""
+    inputs: Batch
+    """All that the answers depend on; (B, ...) each."""
     baseline: Callable[[], Tensor]
     """(B, ...)."""
-    reference: Callable[[nn.Module, Tensor], Tensor]
-    """(S,) -> (1, ...)."""
+    reference: Callable[..., Tensor]
+    """Of the model one precision higher, and the inputs of one row: (1, ...)."""
+
+    @property
+    def rows(self) -> int:
+        """B."""
+        return int(self.inputs[0].shape[0])
+
+    def exact(self, model: nn.Module, row: int) -> Tensor:
+        """The reference's answer to one row, whose numbers it takes in its own precision."""
+        dtype = next(model.parameters()).dtype
+        one = (tensor[row : row + 1] for tensor in self.inputs)
+        return self.reference(model, *(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in one))
 
 
 class Examiner(OpExaminer):
     """Knows what is right in a model: captured inputs, the reference, and the baseline's own error."""
 
-    def __init__(self, session: Any, op: Op, sites: list[Site]) -> None:
+    def __init__(self, session: Session, op: Op, sites: list[Site]) -> None:
         super().__init__(op, session.device)
         self._session = session
         self._sites = sites
         self.fit: list[Site] = []
         """Sites that compute the op, as the survey found."""
         self._logits: tuple[Tensor, Tensor] | None = None
-        self._rows: list[Tensor] = []
-        """Token ids that the logits answer."""
+        self._exam: list[Batch] = []
+        """Inputs that the logits answer, call by call."""
+        self._labels: Tensor | None = None
+        self._count = 0
+        """Answers that are compared."""
         self._steps: tuple[Tensor, Tensor] | None = None
 
     def survey(self, *, seed: int, path: Path, budget_bytes: int, is_named: bool = False) -> dict[str, Any]:
@@ -141,19 +155,16 @@ class Examiner(OpExaminer):
             return self._op.own(site)(*item.call.tensors, *item.call.scalars)
 
     def reference_logits(self, *, tokens: int, seed: int, kept: Kept) -> dict[str, Any]:
-        """Teacher-forced logits by the reference and by the eager baseline, held here."""
-        rows = self.token_rows(self._session, tokens, seed)
-        logits = self._session.logits
-        reference, baseline = self._answers(
-            "logits",
-            [
-                Question(ids, partial(logits, self._session.model, ids), lambda model, row: logits(model, row[None]))
-                for ids in rows
-            ],
-            kept,
-        )
-        self._logits, self._rows = (_flat(reference), _flat(baseline)), rows
-        return {"tokens": sum(ids.numel() for ids in rows), "reference": str(reference.dtype).removeprefix("torch.")}
+        """The exam's answers by the reference and by the eager baseline, held here."""
+        session = self._session
+        self._exam = calls = session.exam(tokens, seed)
+        questions = [
+            Question(inputs, partial(session.answers, session.model, *inputs), session.answers) for inputs in calls
+        ]
+        reference, baseline = self._answers("logits", questions, kept)
+        self._logits, self._labels = (_flat(reference), _flat(baseline)), labels_of(session, calls)
+        self._count = sum(session.count(*inputs) for inputs in calls)
+        return {"tokens": self._count, "reference": str(reference.dtype).removeprefix("torch.")}
 
     def _answers(self, name: str, questions: list[Question], kept: Kept) -> tuple[Tensor, Tensor]:
         """The reference's and the baseline's answers to all questions, row after row; of what is kept, some again.
@@ -166,39 +177,19 @@ class Examiner(OpExaminer):
         def compute() -> dict[str, Tensor]:
             baseline = torch.cat([question.baseline() for question in questions])
             self._need_finite(baseline)
-            rows = [question.reference(model, row) for question in questions for row in question.ids]
+            rows = [question.exact(model, row) for question in questions for row in range(question.rows)]
             return {"reference": torch.cat(rows), "baseline": baseline}
 
-        about = [checksum(question.ids).item() for question in questions]
+        about = [[checksum(tensor).item() for tensor in question.inputs] for question in questions]
         found = kept.tensors(name, about, compute, lambda known: _same_again(known, questions, model))
         device = self._session.device
         return found["reference"].to(device), found["baseline"].to(device)
 
-    @staticmethod
-    def token_rows(session: Any, tokens: int, seed: int) -> list[Tensor]:
-        """Real text for the model-level comparison, call by call; the same for the same seed, in any process.
-
-        Calls of the step's own shape, where that many tokens are compared: a kernel cannot tell them from timed ones,
-        and here every row's output counts, where a step hands out the last token's only.
-
-        Shapes:
-            ids (B, S) each.
-        """
-        cell = session.cell
-        batch, length = cell.batch, cell.sequence
-        if cell.step == "decode" or batch * length > tokens:
-            length = min(tokens, 512, length if cell.step != "decode" else 512)
-            batch = max(1, tokens // length)
-        calls = max(1, tokens // (batch * length))
-        ids: Tensor = session.tokens.windows(calls * batch, length, seed).to(session.device)
-        return list(ids.split(batch))
-
     def gross_errors(self, *, fqns: list[str]) -> list[dict[str, Any]]:
         """What the model's outputs make of plain mistakes at those sites; see lossy.gross_errors."""
         assert self._logits is not None
-        ids, sites = self._rows[0], [site for site in self.fit if site.fqn in fqns]
-        reference, baseline = (logits[: ids.numel()] for logits in self._logits)
-        return gross_errors(self._session, self._op, sites, ids, reference, baseline)
+        sites = [site for site in self.fit if site.fqn in fqns]
+        return gross_errors(self._session, self._op, sites, self._exam[0], *self._logits)
 
     def compare_logits(self, *, path: Path, ratio: float, is_lossy: bool = False) -> dict[str, Any]:
         """The candidate's logits against the reference, beside the baseline's own distance.
@@ -208,22 +199,24 @@ class Examiner(OpExaminer):
         assert self._logits is not None
         reference, baseline = self._logits
         value = read_outputs(path, self._session.device, "logits")["logits"]
-        own = distance_of(baseline, reference)
+        answer = self._session.answer
+        own = distance_of(baseline, reference, answers=self._count, is_distribution=answer.is_distribution)
         allowed = ratio * own.error + floor_of(baseline.dtype)
         row: dict[str, Any] = {
             "error_baseline": own.error,
             "kl_baseline": own.kl,
             "top1_baseline": own.top1,
             "allowed": allowed,
-            "tokens": reference.shape[0],
+            "tokens": self._count,
+            "answer": answer.model_dump(),
             "reference": str(reference.dtype).removeprefix("torch."),
         }
         if value.shape != baseline.shape or value.dtype != baseline.dtype:
             return row | _wrong(ReasonCode.WRONG_OUTPUT_LAYOUT)
         if not bool(torch.isfinite(value).all()):
             return row | _wrong(ReasonCode.NONFINITE_OUTPUT)
-        found = distance_of(value, reference)
-        lost = surprise(value, baseline, next_tokens(self._rows).to(value.device))
+        found = distance_of(value, reference, answers=self._count, is_distribution=answer.is_distribution)
+        lost = surprise(value, baseline, self._labels) if self._labels is not None else None
         code = ReasonCode.MODEL_ERROR_EXCEEDED if found.error > allowed and not is_lossy else None
         return row | {
             "error_candidate": found.error,
@@ -236,7 +229,7 @@ class Examiner(OpExaminer):
         }
 
     def reference_step(self, *, seed: int, kept: Kept) -> None:
-        """The reference's and the eager baseline's logits of a few whole steps at the cell's real shape."""
+        """The reference's and the eager baseline's first output of a few whole steps at the cell's real shape."""
         session, program = self._session, self._session.program(self._session.model)
 
         def baseline(step: int) -> Tensor:
@@ -245,13 +238,10 @@ class Examiner(OpExaminer):
                 found: Tensor = program(*session.batch(step))[0].clone()
             return found
 
-        def reference(model: nn.Module, row: Tensor) -> Tensor:
-            with torch.no_grad():
-                found: Tensor = model(input_ids=row[None], use_cache=False, logits_to_keep=1).logits
-            return found
-
         steps = self.probe_seeds(session, seed)
-        questions = [Question(session.step_ids(step), partial(baseline, step), reference) for step in steps]
+        questions = [
+            Question(session.step_inputs(step), partial(baseline, step), session.step_answers) for step in steps
+        ]
         self._steps = self._answers("steps", questions, kept)
 
     @staticmethod
@@ -284,12 +274,12 @@ class Examiner(OpExaminer):
     def _need_finite(self, baseline: Tensor) -> None:
         if not bool(torch.isfinite(baseline).all()):
             dtype = self._session.cell.dtype
-            raise UsageError(f"the model's own logits are not finite in {dtype}: nothing can be compared with them")
+            what = self._session.answer.what
+            raise UsageError(f"the model's own {what} are not finite in {dtype}: nothing can be compared with them")
 
     def _reference_model(self) -> nn.Module:
         """The model one precision higher, with the op's sites in exact maths (norms often compute in float32)."""
-        higher = torch.float64 if self._session.cell.dtype == "float32" else torch.float32
-        model = copy.deepcopy(self._session.model).to(higher)
+        model = one_higher(self._session.model, self._session.cell.dtype)
         function: Callable[..., Any] = self._op.reference
         Patch(self._op, sites_in(model, self.fit), lambda site: function)
         return model
@@ -322,12 +312,12 @@ def _same_again(known: dict[str, Tensor], questions: list[Question], model: nn.M
     """
     draw = secrets.SystemRandom()  # no candidate can know what will be asked again
     chosen = draw.sample(range(len(questions)), max(1, round(AGAIN * len(questions))))
-    firsts = [0, *accumulate(question.ids.shape[0] for question in questions)]
+    firsts = [0, *accumulate(question.rows for question in questions)]
     for place in chosen:
         question, first = questions[place], firsts[place]
-        row = draw.randrange(question.ids.shape[0])
+        row = draw.randrange(question.rows)
         again = {
-            "reference": (first + row, question.reference(model, question.ids[row])),
+            "reference": (first + row, question.exact(model, row)),
             "baseline": (first, question.baseline()),
         }
         if set(known) != set(again):

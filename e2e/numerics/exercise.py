@@ -21,7 +21,7 @@ from e2e.numerics.compare import layout_of
 from e2e.numerics.conformance import LOUD
 from e2e.numerics.constraints import declined_by
 from e2e.patch import Patch, copy_sharing_weights, split
-from e2e.protocols import Op, OpCall, Site, outputs_of
+from e2e.protocols import Batch, Op, OpCall, Session, Site, TrainingSession, outputs_of
 from e2e.schema.answers import REACHED
 from e2e.schema.evidence import TYPICAL
 from e2e.scout import Around, Replica, placed
@@ -136,7 +136,7 @@ class Counter:
         return counted
 
 
-def engage(session: Any, op: Op, sites: list[Site], kernel: Callable[..., Any], *, seed: int) -> dict[str, Any]:
+def engage(session: Session, op: Op, sites: list[Site], kernel: Callable[..., Any], *, seed: int) -> dict[str, Any]:
     """One untimed step with counted calls, and one with a watermark: a kernel returning a constant.
 
     If the watermark does not move the step's outputs, the sites are not on the path that produces them.
@@ -169,7 +169,7 @@ def _filled(forward: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **named: tree_map(filled, forward(*args, **named))
 
 
-def step_outputs(session: Any, model: nn.Module, seed: int) -> tuple[Tensor, ...]:
+def step_outputs(session: Session, model: nn.Module, seed: int) -> tuple[Tensor, ...]:
     """One untimed step's outputs, cloned."""
     with torch.no_grad():
         session.reset()
@@ -194,29 +194,29 @@ def guarded(op: Op, site: Site, kernel: Callable[..., Any], constraints: list[st
 
 
 def model_logits(
-    session: Any,
+    session: Session,
     op: Op,
     sites: list[Site],
     kernel: Callable[..., Any],
     *,
-    rows: Sequence[Tensor],
+    calls: Sequence[Batch],
     path: Path,
     constraints: list[str],
 ) -> int:
-    """Teacher-forced logits with the kernel at its sites, saved for the clean side to judge; calls of the kernel."""
+    """The exam's answers with the kernel at its sites, saved for the clean side to judge; calls of the kernel."""
     counter = Counter()
 
     def around(site: Site, function: Callable[..., Any]) -> Callable[..., Any]:
         return guarded(op, site, counter.around(site, function), constraints)
 
     model = placed(session.model, op, sites, kernel, around)
-    logits = torch.cat([session.logits(model, ids) for ids in rows])
+    logits = torch.cat([session.answers(model, *inputs) for inputs in calls])
     save_file({"logits": logits.reshape(-1, logits.shape[-1]).contiguous()}, path)
     return sum(counter.calls.values())
 
 
 def gradients(
-    session: Any,
+    session: TrainingSession,
     op: Op,
     sites: list[Site],
     kernel: Callable[..., Any] | None,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from e2e.numerics.compare import distance_of
 from e2e.patch import Patch, copy_sharing_weights, sites_in
-from e2e.protocols import Op, Site, outputs_of
+from e2e.protocols import Batch, Op, Session, Site, outputs_of
 
 NORMAL = 1.96
 """Standard errors to the upper 97.5 % bound of a mean. Source: METHOD.md B3.6."""
@@ -32,7 +32,7 @@ def surprise(value: Tensor, baseline: Tensor, labels: Tensor) -> Surprise | None
     """The paired difference of negative log-likelihoods; None where no row has a next token.
 
     Shapes:
-        value, baseline (tokens, V), labels (tokens,), -1 where there is no next token.
+        value, baseline (answers, V), labels (answers,), -1 where there is none.
     """
     known = labels >= 0
     if int(known.sum()) < 2:
@@ -42,13 +42,15 @@ def surprise(value: Tensor, baseline: Tensor, labels: Tensor) -> Surprise | None
     return Surprise(mean, mean + NORMAL * error)
 
 
-def next_tokens(rows: Sequence[Tensor]) -> Tensor:
-    """The true next token of every position of every row, -1 after the last.
+def labels_of(session: Session, calls: Sequence[Batch]) -> Tensor | None:
+    """What the session says should have been answered, call after call; None where it does not know.
 
     Shapes:
-        (B, S) each -> (tokens,).
+        -> (answers,).
     """
-    return torch.cat([torch.nn.functional.pad(ids[:, 1:], (0, 1), value=-1).reshape(-1) for ids in rows])
+    found = [session.labels(*inputs) for inputs in calls]
+    known = [labels.reshape(-1) for labels in found if labels is not None]
+    return torch.cat(known) if known and len(known) == len(found) else None
 
 
 def _unlikelihood(logits: Tensor, labels: Tensor) -> Tensor:
@@ -59,24 +61,27 @@ def _unlikelihood(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def gross_errors(
-    session: Any, op: Op, sites: list[Site], ids: Tensor, reference: Tensor, baseline: Tensor
+    session: Session, op: Op, sites: list[Site], inputs: Batch, reference: Tensor, baseline: Tensor
 ) -> list[dict[str, Any]]:
-    """What the model's outputs make of kernels that are plainly wrong at those sites.
+    """What the model's outputs make of kernels that are plainly wrong at those sites, on one call of the exam.
 
     Shapes:
-        ids (B, S); reference, baseline (B * S, V).
+        reference, baseline (answers, V), that call's first.
     """
-    own, rows = distance_of(baseline, reference), []
+    rows, labels, own = [], labels_of(session, [inputs]), None
     for name, spoil in _SPOILINGS.items():
         model = copy_sharing_weights(session.model)
         Patch(op, sites_in(model, sites), lambda site, spoil=spoil: _spoiled(op.own(site), spoil))  # type: ignore[misc]
-        value = session.logits(model, ids).reshape(baseline.shape)
-        found = surprise(value, baseline, next_tokens([ids]))
-        is_finite = bool(value.isfinite().all())
+        value = session.answers(model, *inputs)
+        value = value.reshape(-1, value.shape[-1])
+        count = value.shape[0]
+        own = own or distance_of(baseline[:count], reference[:count])
+        found = surprise(value, baseline[:count], labels) if labels is not None else None
+        kl, is_finite = distance_of(value, reference[:count]).kl, bool(value.isfinite().all())
         rows.append(
             {
                 "name": name,
-                "kl_added": distance_of(value, reference).kl - own.kl if is_finite else None,
+                "kl_added": kl - own.kl if is_finite and kl is not None and own.kl is not None else None,
                 "nll_upper": found.upper if found is not None and is_finite else None,
             }
         )

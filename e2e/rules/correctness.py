@@ -43,7 +43,8 @@ def model_is_wrong(case: Case) -> Iterator[Reason]:
     check = case.evidence.model_check
     if check is not None and check.status == "wrong":
         errors = error_words(check.error_candidate, check.allowed)
-        message = f"logits over {check.tokens} tokens against {check.reference}: {errors}"
+        answers = wording.count(check.tokens, check.answer.per)
+        message = f"{check.answer.what} over {answers} against {check.reference}: {errors}"
         if check.mutates:
             message += f"; it declares `mutates: [{', '.join(check.mutates)}]`, which the model may need afterwards"
         yield Reason(code=accusation(check.code) or ReasonCode.MODEL_ERROR_EXCEEDED, message=message)

@@ -134,6 +134,13 @@ class Isolated(Answer):
     plumbing_s: float | None
 
 
+class Generated(Answer):
+    """A step that generates, and its first token; None where that cannot be told apart."""
+
+    first_token_s: _Seconds | None
+    step_s: _Seconds | None
+
+
 class Traced(Answer):
     """A trace was written."""
 
@@ -185,6 +192,7 @@ ANSWERS: Mapping[str, type[Answer]] = {
     "go": Ran,
     "digests": Digests,
     "isolated": Isolated,
+    "generation": Generated,
     "trace": Traced,
     "memory": Memory,
     "pause": Pause,

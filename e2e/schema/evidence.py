@@ -118,21 +118,81 @@ class MutantCheck(Record):
     caught: bool
 
 
+class Answer(Record):
+    """What the model check compares."""
+
+    what: str = "logits"
+    per: str = "token"
+    """Of what there is one answer each: `token`, `image`."""
+    is_distribution: bool = True
+    """Whether an answer is a row of logits: then KL and the most likely class are compared too."""
+    width: int | None = None
+    """Numbers in an answer."""
+    tokens: int = 1
+    """Tokens of the model that one answer costs: an image's patches."""
+
+
+class ModelFacts(Record):
+    """The model and the data that the workload's words led to."""
+
+    model_class: str
+    parameters: int
+    dtypes: dict[str, int]
+    """Elements of what the model stores, by dtype; packed ones of a quantised checkpoint among them."""
+    attention_asked: str | None = None
+    attention: str | None = None
+    """The implementation that the model says it uses."""
+    layers: int | None = None
+    hidden: int | None = None
+    vocabulary: int | None = None
+    data: str
+    """What the inputs are, in words."""
+    is_synthetic: bool = False
+    """Inputs were drawn, not read."""
+    code_sha256: str | None = None
+    """Hash of code that came with the model (`trust_remote_code`)."""
+
+
+class Generation(Record):
+    """What a user of the model waits for, with one arm; measured in the pilot, by that process's own clock."""
+
+    arm: str
+    first_token_s: Seconds
+    """From the prompt to the first token of every row."""
+    step_s: Seconds
+    """All tokens of every row."""
+    tokens: int
+    """Per row."""
+    rows: int
+
+    @property
+    def per_token_s(self) -> Seconds | None:
+        """Between one token of a row and the next; None where there is only one."""
+        return (self.step_s - self.first_token_s) / (self.tokens - 1) if self.tokens > 1 else None
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all rows."""
+        return self.rows * self.tokens / self.step_s
+
+
 class ModelCheck(Record):
     """The model's outputs with the kernel, against one precision higher."""
 
     reference: str
     """Precision of the reference."""
+    answer: Answer = Answer()
     tokens: int
+    """Answers that were compared, one per token or image."""
     error_candidate: float | None
-    """Relative root-mean-square error of the logits."""
+    """Relative root-mean-square error of the answers."""
     error_baseline: float | None
     allowed: float | None
     kl_candidate: float | None
-    """Mean KL(reference || candidate), nats per token."""
+    """Mean KL(reference || candidate), nats per answer; None where an answer is no distribution."""
     kl_baseline: float | None
     top1_candidate: Ratio | None
-    """Share of tokens whose most likely next token is the reference's."""
+    """Share of answers whose most likely class (next token) is the reference's."""
     top1_baseline: Ratio | None
     nll_difference: float | None = None
     """Of the true next tokens: negative log-likelihood less the baseline's, nats per token."""
@@ -428,6 +488,8 @@ class Evidence(Record):
     adopted: dict[str, str] = {}
     """Fastest arm of every opponent that is a kernel adopted earlier, chosen from pilots; by opponent."""
     isolated: Isolated | None = None
+    generations: list[Generation] = []
+    """Of the strongest baseline and of the best candidate arm, where the step generates."""
     segments: list[Segment] = []
     """Stored in samples.csv, not in result.json."""
     clean_times: list[CleanTime] = []
@@ -451,3 +513,5 @@ class Evidence(Record):
     faults: list[Fault] = []
     budget_exhausted: bool = False
     random_weights: bool = False
+    model: ModelFacts | None = None
+    """None in runs that did not record it."""

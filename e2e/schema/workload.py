@@ -8,15 +8,19 @@ from pydantic import Field, field_validator, model_validator
 
 from e2e.schema.record import Record
 
-Step = Literal["prefill", "decode", "train"]
+Step = Literal["prefill", "decode", "generate", "train", "forward"]
 DType = Literal["float32", "float16", "bfloat16"]
+SYNTHETIC = "synthetic"
+"""`data.path` of inputs that are drawn, not read; every report says so."""
 
 
 class ModelSpec(Record):
     """Which model, with which weights, in which dtype."""
 
     id: str | None = None
-    """Hub id, or a folder relative to the workload file."""
+    """Hub id; or a folder or a GGUF file, relative to the workload file or to the `package`."""
+    package: str | None = None
+    """Installed Python package (as pip names it) that holds the folder or file."""
     revision: str | None = None
     """Commit of the hub id; recorded in the result."""
     factory: str | None = None
@@ -30,7 +34,8 @@ class ModelSpec(Record):
     """Always stated, always checked on the parameters."""
     attention: Literal["sdpa", "eager"] = "sdpa"
     """Attention implementation to ask for; the one really used is reported."""
-    trust_remote_code: Literal[False] = False
+    trust_remote_code: bool = False
+    """Run code that comes with the model; its hash is recorded."""
 
     @model_validator(mode="after")
     def _has_a_source(self) -> ModelSpec:
@@ -38,6 +43,8 @@ class ModelSpec(Record):
             raise ValueError("pretrained weights need `id` (a hub id or a folder)")
         if self.weights == "random" and self.id is None and "model_type" not in self.config:
             raise ValueError("random weights need `id` or a `config` with `model_type`")
+        if self.package is not None and self.id is None:
+            raise ValueError("`package` needs `id`: the folder or the GGUF file in it")
         return self
 
 
@@ -45,7 +52,9 @@ class DataSpec(Record):
     """Where the step's inputs come from."""
 
     path: str
-    """A text file, relative to the workload file."""
+    """Relative to the workload file: text, `.jsonl` or `.parquet`; for images a folder or a `.npz`. Or `synthetic`."""
+    field: str | None = None
+    """JSONL and Parquet: the field with the text, `text` by default. `.npz`: the array of images, `images`."""
     tokenizer: Literal["model", "bytes"] = "model"
     """`bytes`: token id = byte value (byte-level models, and random weights, which have no tokenizer)."""
 
@@ -54,8 +63,8 @@ class Cells(Record):
     """The sweep: the product of batch and sequence is the list of cells."""
 
     batch: list[int] = Field(min_length=1)
-    sequence: list[int] = Field(min_length=1)
-    """Prefill and train: tokens per row. Decode: tokens already in the cache."""
+    sequence: list[int] = Field(default=[1], min_length=1)
+    """Tokens per row, padding included. Decode: tokens already in the cache. Images have none: 1."""
 
     @field_validator("batch", "sequence")
     @classmethod
@@ -77,6 +86,10 @@ class Workload(Record):
     model: ModelSpec
     data: DataSpec
     cells: Cells
+    cache: Literal["static", "dynamic"] = "static"
+    """Decode and generate: keys and values in memory of one size, or in tensors that grow with every token."""
+    new_tokens: int = Field(16, ge=1)
+    """Generate: tokens that a step writes per row."""
     include: list[Literal["transfer"]] = Field(default_factory=list)
     """Parts of the pipeline that count as the step; `transfer`: inputs start on the host, in pinned memory."""
     sites: list[str] = Field(default=["*"], min_length=1)
@@ -93,22 +106,33 @@ class Cell(Record):
     sequence: int
     dtype: DType
     step: Step
+    new_tokens: int = 0
+    """Tokens written per row, where the step is `generate`."""
 
     @property
     def title(self) -> str:
-        """For people: `prefill 8 x 2048 bfloat16`."""
-        return f"{self.step} {self.batch} x {self.sequence} {self.dtype}"
+        """For people: `prefill 8 x 2048 bfloat16`; `generate 1 x 512 + 16 float16`; for images `forward 64 float32`."""
+        size = str(self.batch) if self.sequence == 1 else f"{self.batch} x {self.sequence}"
+        size += f" + {self.new_tokens}" if self.new_tokens else ""
+        return f"{self.step} {size} {self.dtype}"
 
     @property
     def rows(self) -> int:
         """Tokens that go through the model in one step: decoding takes one of every sequence."""
-        return self.batch if self.step == "decode" else self.batch * self.sequence
+        read = 1 if self.step == "decode" else self.sequence + max(0, self.new_tokens - 1)
+        return self.batch * read
 
 
 def cells_of(workload: Workload) -> list[Cell]:
     """Every cell of the sweep, in file order."""
     return [
-        Cell(batch=batch, sequence=sequence, dtype=workload.model.dtype, step=workload.step)
+        Cell(
+            batch=batch,
+            sequence=sequence,
+            dtype=workload.model.dtype,
+            step=workload.step,
+            new_tokens=workload.new_tokens if workload.step == "generate" else 0,
+        )
         for batch in workload.cells.batch
         for sequence in workload.cells.sequence
     ]

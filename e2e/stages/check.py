@@ -13,10 +13,12 @@ from e2e.processes import Worker, WorkerFault
 from e2e.rules.lossy import over_budget
 from e2e.schema.evidence import (
     TYPICAL,
+    Answer,
     DeviceFacts,
     Engagement,
     Fault,
     ModelCheck,
+    ModelFacts,
     MutantCheck,
     OpCheck,
     SiteRecord,
@@ -75,6 +77,7 @@ def know_device(course: Course) -> None:
     spec = course.crew.workload.workload.model
     course.learn(
         random_weights=spec.weights == "random",
+        model=ModelFacts.model_validate(facts["facts"]),
         device=DeviceFacts(
             kind="cpu" if course.crew.device == "cpu" else "cuda",
             name=facts["device"],
@@ -382,9 +385,10 @@ def know_answers(course: Course, reply: dict[str, Any]) -> None:
 
 
 def _model_tokens(course: Course) -> int:
-    """As many tokens as the policy wants and the logits' size allows."""
-    bytes_per_token = int(course.facts["facts"]["vocabulary"]) * 4
-    return max(1, min(course.policy.numerics.model_tokens, course.policy.numerics.capture_bytes // bytes_per_token))
+    """As many tokens as the policy wants and the size of the answers allows."""
+    answer, numerics = Answer.model_validate(course.facts["answer"]), course.policy.numerics
+    most = numerics.capture_bytes // (4 * (answer.width or 1)) * answer.tokens
+    return max(1, min(numerics.model_tokens, most))
 
 
 def _training(course: Course, worker: Worker) -> None:

@@ -11,7 +11,7 @@ from e2e.arm_names import AS_SHIPPED, ArmName, is_adopted
 from e2e.judge import judge
 from e2e.measure.schedule import pick_strongest, steps_for
 from e2e.processes import Worker, WorkerFault
-from e2e.schema.evidence import ArmRecord, Fault, Isolated, Segment
+from e2e.schema.evidence import ArmRecord, Fault, Generation, Isolated, Segment
 from e2e.schema.verdict import Estimate
 from e2e.schema.words import Mode, ReasonCode, Role, Stage
 from e2e.stages import earlier
@@ -40,6 +40,8 @@ AUTOTUNE_COST = 4.0
 kernel."""
 AUTOTUNE_SHARE = 0.2
 """Of the time left, the most that tuning may take: the verdict needs the rest."""
+_GENERATIONS = 5
+"""Steps whose first token is timed, and as many whole ones; the medians are told."""
 NEAR = 1.05
 TIE_OF_MARGIN = 0.2
 """Arms this share of the margin apart are a tie: a wider one would let the candidate face a weaker baseline."""
@@ -62,6 +64,7 @@ def screen(course: Course) -> None:
     course.progress.stage("screen", "the most any kernel for this op could win")
     _ceiling(course)
     _isolated(course)
+    _generation(course)
     if course.policy.objective == "memory" and course.evidence.baseline and course.evidence.candidate:
         measure_memory(course, stage=STAGE)  # what saves nothing needs no long run
     course.finish(STAGE)
@@ -335,6 +338,19 @@ def _second_ceiling(course: Course, plan: dict[str, int]) -> None:
 def ceiling(course: Course) -> Estimate | None:
     """The ceiling as the judge sees it now."""
     return judge(course.evidence, course.policy).latency.ceiling
+
+
+def _generation(course: Course) -> None:
+    """First and following tokens, of the arms that will be compared; explains, never decides."""
+    cell, found = course.crew.cell, []
+    assert course.pilot is not None
+    for arm in filter(None, (course.evidence.baseline, course.evidence.candidate)) if cell.new_tokens else ():
+        first = course.seeds.take(_GENERATIONS)
+        seeds = list(range(first, first + _GENERATIONS))
+        reply = course.crew.ask(course.pilot, "generation", stage=STAGE, arm=arm, seeds=seeds)
+        if reply["step_s"] and reply["first_token_s"]:
+            found.append(Generation(arm=arm, tokens=cell.new_tokens, rows=cell.batch, **reply))
+    course.learn(generations=found)
 
 
 def _isolated(course: Course) -> None:

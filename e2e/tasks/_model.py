@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib.util
+import inspect
+import re
 import sys
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +19,57 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 from transformers.utils.logging import disable_progress_bar
 
 from e2e.errors import EnvironmentFault, UsageError
+from e2e.model_files import place_of
+from e2e.schema.evidence import ModelFacts
 from e2e.schema.workload import ModelSpec
+from e2e.tasks._gguf import converted
 
 
-def load_causal_lm(spec: ModelSpec, *, root: Path, device: str, seed: int) -> nn.Module:
-    """The model in eval mode on `device`, with every floating parameter in the stated dtype.
+@dataclass(frozen=True)
+class Source:
+    """A workload's model, and where its files are: what Transformers' `from_pretrained` is told."""
+
+    spec: ModelSpec
+    root: Path
+
+    @cached_property
+    def name(self) -> str:
+        """Folder or hub id.
+
+        Raises:
+            UsageError, EnvironmentFault: see `model_files.place_of`.
+        """
+        place = place_of(self.spec, self.root)
+        if place.path is None:
+            return str(place.hub)
+        return str(converted(place.path) if place.is_gguf else place.path)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Beside the name."""
+        return {"revision": self.spec.revision or "main", "trust_remote_code": self.spec.trust_remote_code}
+
+
+def load_model(spec: ModelSpec, kind: Any, *, root: Path, device: str, seed: int) -> nn.Module:
+    """The model in eval mode on `device`, with every floating parameter in the stated dtype; `kind`: an `Auto*` class.
 
     Raises:
         EnvironmentFault: the weights or the config cannot be reached.
         UsageError: the config, the factory or the dtype do not fit.
     """
     disable_progress_bar()  # a worker's output is quoted where it died
-    dtype = getattr(torch, spec.dtype)
-    config = _config(spec, root)
-    common: dict[str, Any] = {"attn_implementation": spec.attention}
+    source, dtype = Source(spec, root), getattr(torch, spec.dtype)
+    config = _config(source)
+    common: dict[str, Any] = {"attn_implementation": spec.attention, "trust_remote_code": spec.trust_remote_code}
     if spec.weights == "random":
         torch.manual_seed(seed)
         try:
             with torch.device(device):
-                model = AutoModelForCausalLM.from_config(config, dtype=dtype, **common)
+                model = kind.from_config(config, dtype=dtype, **common)
         except _IMPOSSIBLE as error:
             if "memory" in str(error).lower():  # not for what the file says, but for how much of it fits here
                 raise
@@ -43,12 +77,10 @@ def load_causal_lm(spec: ModelSpec, *, root: Path, device: str, seed: int) -> nn
         _stir(model, seed)
     else:
         try:
-            model = AutoModelForCausalLM.from_pretrained(
-                _location(spec, root), revision=spec.revision or "main", config=config, dtype=dtype, **common
-            )
+            model = kind.from_pretrained(source.name, config=config, dtype=dtype, **{**source.options, **common})
         except (OSError, SafetensorError) as error:
             raise EnvironmentFault(f"the weights of {spec.id} cannot be read: {_first_line(error)}") from error
-        except RuntimeError as error:  # sizes that do not fit the config
+        except (RuntimeError, ValueError) as error:  # sizes that do not fit the config, another kind of model
             raise UsageError(f"model.config does not fit the weights of {spec.id}: {_first_line(error)}") from error
     model = model.to(device).eval()
     if spec.factory:
@@ -57,7 +89,42 @@ def load_causal_lm(spec: ModelSpec, *, root: Path, device: str, seed: int) -> nn
     return model
 
 
-def _config(spec: ModelSpec, root: Path) -> PretrainedConfig:
+def facts_of(model: nn.Module, spec: ModelSpec, *, data: str, is_synthetic: bool) -> ModelFacts:
+    """What was really built, and from which data its inputs come."""
+    config: Any = model.config
+    dtypes: Counter[str] = Counter()
+    for tensor in {tensor.data_ptr(): tensor for tensor in model.state_dict().values()}.values():  # tied ones once
+        dtypes[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return ModelFacts(
+        model_class=type(model).__name__,
+        parameters=sum(p.numel() for p in model.parameters()),
+        dtypes=dict(sorted(dtypes.items())),
+        attention_asked=spec.attention,
+        attention=getattr(config, "_attn_implementation", None),
+        layers=getattr(text, "num_hidden_layers", None),
+        hidden=getattr(text, "hidden_size", None),
+        vocabulary=getattr(text, "vocab_size", None),
+        data=data,
+        is_synthetic=is_synthetic,
+        code_sha256=_code_of(model),
+    )
+
+
+def _code_of(model: nn.Module) -> str | None:
+    """Hash of the files that came with the model and that its modules are from."""
+    homes = {kind.__module__ for kind in map(type, model.modules()) if kind.__module__.startswith(_REMOTE)}
+    files = sorted(str(sys.modules[home].__file__) for home in homes)
+    content = b"".join(hashlib.sha256(Path(file).read_bytes()).digest() for file in files)
+    return hashlib.sha256(content).hexdigest() if files else None
+
+
+_REMOTE = "transformers_modules"
+"""Package under which Transformers imports a model's own code."""
+
+
+def _config(source: Source) -> PretrainedConfig:
+    spec = source.spec
     overlay = dict(spec.config)
     model_type = overlay.pop("model_type", None)
     if model_type is not None and spec.weights == "random":
@@ -67,8 +134,11 @@ def _config(spec: ModelSpec, root: Path) -> PretrainedConfig:
         except _IMPOSSIBLE as error:
             raise UsageError(f"model.config: {_first_line(error)}") from error
     try:
-        config = AutoConfig.from_pretrained(_location(spec, root), revision=spec.revision or "main")
+        config = AutoConfig.from_pretrained(source.name, **source.options)
     except (OSError, ValueError) as error:
+        if "trust_remote_code" in str(error):
+            message = f"{spec.id} brings code of its own, which runs only with model.trust_remote_code: true"
+            raise UsageError(message) from error
         raise EnvironmentFault(f"the config of {spec.id} cannot be read: {_first_line(error)}") from error
     _check_names(config, overlay)
     for name, value in overlay.items():
@@ -87,9 +157,10 @@ def _check_names(config: PretrainedConfig, overlay: Mapping[str, Any]) -> None:
     """Transformers keeps a misspelt field beside the real one, which then goes unchanged.
 
     Raises:
-        UsageError: a field that this kind of config does not have; with the nearest one that it has.
+        UsageError: a field that neither this kind of config nor its model's code knows; with the nearest one.
     """
-    known = {*config.to_dict(), *vars(config), *config.attribute_map}
+    settable = {name for name in dir(type(config)) if getattr(getattr(type(config), name), "fset", None)}
+    known = {*config.to_dict(), *vars(config), *config.attribute_map, *settable, *_read_by_model(config)}
     for name in overlay:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
@@ -97,19 +168,20 @@ def _check_names(config: PretrainedConfig, overlay: Mapping[str, Any]) -> None:
             raise UsageError(f"model.config: {config.model_type} has no field {name!r}; {hint}")
 
 
-def _location(spec: ModelSpec, root: Path) -> str:
-    folder = root / str(spec.id)
-    return str(folder) if folder.is_dir() else str(spec.id)
+def _read_by_model(config: PretrainedConfig) -> set[str]:
+    """Fields that are in no config class, but read by the family's model where they are there (`head_dim`)."""
+    files = Path(inspect.getfile(type(config))).parent.glob("modeling_*.py")
+    return {name for file in files for name in re.findall(r'config(?:\.|, ")(\w+)', file.read_text(encoding="utf-8"))}
 
 
 def _stir(model: nn.Module, seed: int) -> None:
-    """Norm weights start at one, which hides an ignored weight and double application: spread them."""
+    """Norm weights start at one and biases at zero, which hides one that is ignored or applied twice: spread them."""
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
-                noise = torch.randn(parameter.shape, generator=generator) * 0.1 + 1.0
-                parameter.mul_(noise.to(parameter.device, parameter.dtype))
+                noise = (torch.randn(parameter.shape, generator=generator) * 0.1).to(parameter.device, parameter.dtype)
+                parameter.add_(noise * parameter.where(parameter != 0, 0.2))
 
 
 def _factory(text: str, root: Path) -> Any:

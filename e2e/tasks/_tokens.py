@@ -1,8 +1,10 @@
-"""Real text as token ids, cut into windows that never repeat."""
+"""Real text as token ids: one long row cut into windows, or samples as padded rows. Steps never repeat one."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +12,50 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from e2e.errors import EnvironmentFault, UsageError
-from e2e.schema.workload import DataSpec, ModelSpec
+from e2e.schema.workload import SYNTHETIC, DataSpec
+from e2e.tasks._model import Source
+from e2e.tasks._texts import read_samples, read_text
+
+SYNTHETIC_TOKENS = 2**17
+"""Ids that are drawn in the place of a text."""
+
+
+class Coder:
+    """From text to ids: by the model's tokenizer, or byte by byte."""
+
+    def __init__(self, data: DataSpec, source: Source, *, vocabulary: int) -> None:
+        self._source = source
+        self._vocabulary = vocabulary
+        self._is_bytes = data.tokenizer == "bytes" or source.spec.weights == "random"
+        self.label = f"bytes of {data.path}" if self._is_bytes else f"{data.path} by the model's tokenizer"
+
+    def ids(self, text: str) -> np.ndarray:
+        """The ids of one text, with what the tokenizer puts around it.
+
+        Raises:
+            UsageError: an id is outside the vocabulary.
+            EnvironmentFault: the tokenizer cannot be reached.
+        """
+        if self._is_bytes:
+            ids = np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64)
+        else:
+            ids = np.asarray(self._tokenizer(text)["input_ids"], dtype=np.int64)
+        if ids.size and int(ids.max()) >= self._vocabulary:
+            inside = f"is outside the model's vocabulary of {self._vocabulary}"
+            raise UsageError(f"{self.label}: id {int(ids.max())} {inside}")
+        return ids
+
+    @property
+    def padding(self) -> int:
+        """The id that fills rows up."""
+        return 0 if self._is_bytes else int(self._tokenizer.pad_token_id or 0)
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        try:
+            return AutoTokenizer.from_pretrained(self._source.name, **self._source.options)
+        except (OSError, ValueError) as error:
+            raise EnvironmentFault(f"the tokenizer of {self._source.spec.id} cannot be read: {error}") from error
 
 
 class Tokens:
@@ -23,33 +68,18 @@ class Tokens:
         """Says what the ids are, for the report."""
 
     @classmethod
-    def read(cls, data: DataSpec, model: ModelSpec, *, root: Path, vocabulary: int) -> Tokens:
+    def read(cls, data: DataSpec, source: Source, *, vocabulary: int) -> Tokens:
         """Read and tokenise the text; random weights have no tokenizer, so their ids are the text's bytes.
 
         Raises:
             UsageError: the file is missing or has ids outside the vocabulary.
             EnvironmentFault: the tokenizer cannot be reached.
         """
-        path = root / data.path
-        if not path.is_file():
-            raise UsageError(f"data.path: no file {path}")
-        raw = path.read_bytes()
-        if data.tokenizer == "bytes" or model.weights == "random":
-            ids = np.frombuffer(raw, dtype=np.uint8).astype(np.int64)
-            label = f"bytes of {data.path}"
-        else:
-            location = root / str(model.id)
-            try:
-                tokenizer = AutoTokenizer.from_pretrained(
-                    str(location) if location.is_dir() else str(model.id), revision=model.revision or "main"
-                )
-            except (OSError, ValueError) as error:
-                raise EnvironmentFault(f"the tokenizer of {model.id} cannot be read: {error}") from error
-            ids = np.asarray(tokenizer(raw.decode("utf-8"))["input_ids"], dtype=np.int64)
-            label = f"{data.path} by the model's tokenizer"
-        if ids.size and int(ids.max()) >= vocabulary:
-            raise UsageError(f"{label}: id {int(ids.max())} is outside the model's vocabulary of {vocabulary}")
-        return cls(ids, vocabulary, label)
+        if data.path == SYNTHETIC:
+            drawn = np.random.Generator(np.random.PCG64(0)).integers(0, vocabulary, SYNTHETIC_TOKENS)
+            return cls(drawn, vocabulary, "drawn ids")
+        coder = Coder(data, source, vocabulary=vocabulary)
+        return cls(coder.ids(read_text(data, source.root)), vocabulary, coder.label)
 
     def singles(self, count: int, seed: int) -> Tensor:
         """One id per row, from a walk over the whole vocabulary: consecutive seeds repeat as late as possible.
@@ -78,3 +108,48 @@ class Tokens:
         # A short text has few windows: one drawn id at the front keeps every step's values new.
         rows[:, 0] = self._ids[draw.integers(0, self._ids.size, size=count)]
         return torch.from_numpy(rows)
+
+
+class Rows:
+    """Samples of their own lengths, as rows padded to one length, with masks."""
+
+    def __init__(self, samples: Sequence[np.ndarray], padding: int, label: str) -> None:
+        self._samples = samples
+        self._padding = padding
+        self._everything = np.concatenate(samples)
+        self.label = label
+        """Says what the rows are, for the report."""
+
+    @classmethod
+    def read(cls, data: DataSpec, source: Source, *, vocabulary: int, length: int) -> Rows:
+        """Read and tokenise every sample, cut at `length` ids.
+
+        Raises:
+            UsageError, EnvironmentFault: as `Tokens.read`.
+        """
+        if data.path == SYNTHETIC:
+            draw = np.random.Generator(np.random.PCG64(0))
+            sizes = draw.integers(max(1, length // 4), length + 1, size=1024)
+            return cls([draw.integers(0, vocabulary, size) for size in sizes], 0, "drawn ids of drawn lengths")
+        coder = Coder(data, source, vocabulary=vocabulary)
+        samples = [coder.ids(text)[:length] for text in read_samples(data, source.root)]
+        share = float(np.mean([sample.size for sample in samples])) / length
+        label = f"{coder.label}, {len(samples)} samples; {share:.0%} of a row is text, the rest padding"
+        return cls(samples, coder.padding, label)
+
+    def batch(self, count: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
+        """`count` drawn samples, and where they are.
+
+        Shapes:
+            -> ids (count, length), int64; mask (count, length), int64, 1 on what is no padding; on the host.
+        """
+        draw = np.random.Generator(np.random.PCG64(seed))
+        ids = np.full((count, length), self._padding, dtype=np.int64)
+        mask = np.zeros((count, length), dtype=np.int64)
+        for row, place in enumerate(draw.integers(0, len(self._samples), size=count)):
+            sample = self._samples[place]
+            ids[row, : sample.size], mask[row, : sample.size] = sample, 1
+            # There are few samples: one drawn id inside keeps every step's values new.
+            inside = draw.integers(min(1, sample.size - 1), sample.size)
+            ids[row, inside] = draw.choice(self._everything)
+        return torch.from_numpy(ids), torch.from_numpy(mask)

@@ -1,4 +1,4 @@
-"""Causal language models: prefill, decode with a static cache, and a training step."""
+"""Causal language models: prefill, decode and generation with a static or a dynamic cache, and a training step."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import StaticCache
+from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 
-from e2e.schema.workload import Cell, Workload
-from e2e.tasks._model import load_causal_lm
+from e2e.schema.evidence import Answer
+from e2e.schema.workload import SYNTHETIC, Cell, Workload
+from e2e.tasks._cache import KeptCache
+from e2e.tasks._model import Source, facts_of, load_model
 from e2e.tasks._tokens import Tokens
 
 Batch = tuple[Tensor, ...]
 Outputs = tuple[Tensor, ...]
+_ROOM = 8
+"""Tokens that a static cache has room for beyond the context."""
 
 
 class Session:
@@ -29,81 +33,122 @@ class Session:
     def __init__(self, workload: Workload, cell: Cell, *, root: Path, device: str, seed: int) -> None:
         self.cell = cell
         self.device = device
-        self.model = load_causal_lm(workload.model, root=root, device=device, seed=seed)
+        spec = workload.model
+        self.model = load_model(spec, AutoModelForCausalLM, root=root, device=device, seed=seed)
         self.model.requires_grad_(cell.step == "train")
         config: Any = self.model.config
-        self.tokens = Tokens.read(workload.data, workload.model, root=root, vocabulary=config.vocab_size)
+        self.tokens = Tokens.read(workload.data, Source(spec, root), vocabulary=config.vocab_size)
+        is_synthetic = workload.data.path == SYNTHETIC
+        self.facts = facts_of(self.model, spec, data=self.tokens.label, is_synthetic=is_synthetic)
+        self.answer = Answer(width=config.vocab_size)
         accepted = inspect.signature(self.model.forward).parameters
         self._cache_name = "cache" if "cache" in accepted else "past_key_values"  # renamed in transformers 5.2x
-        self._cache: StaticCache | None = None
+        self._cache_kind = workload.cache
+        self._cache: Any = None
+        self._kept: KeptCache | None = None
         self._context: Tensor | None = None
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What was really built, for the report."""
-        config: Any = self.model.config
-        return {
-            "model_class": type(self.model).__name__,
-            "parameters": sum(p.numel() for p in self.model.parameters()),
-            "attention": config._attn_implementation,
-            "layers": getattr(config, "num_hidden_layers", None),
-            "hidden": getattr(config, "hidden_size", None),
-            "vocabulary": config.vocab_size,
-            "tokens": self.tokens.label,
-        }
 
     def batch(self, seed: int) -> Batch:
         """Fresh inputs of one step, on the device.
 
         Shapes:
-            prefill, train: ids (B, S). decode: ids (B, 1), the token after the cached context.
+            prefill, train: ids (B, S). decode: ids (B, 1), the token after the cached context. generate: ids (B, S),
+            and the N - 1 tokens that follow them.
         """
         if self.cell.step == "decode":
             return (self.tokens.singles(self.cell.batch, seed).to(self.device),)
+        if self.cell.step == "generate":
+            length = self.cell.sequence
+            ids = self.tokens.windows(self.cell.batch, length + self.cell.new_tokens - 1, seed).to(self.device)
+            return (ids[:, :length].clone(), ids[:, length:].clone())
         return (self.tokens.windows(self.cell.batch, self.cell.sequence, seed).to(self.device),)
 
-    def step_ids(self, seed: int) -> Tensor:
+    def step_inputs(self, seed: int) -> Batch:
         """Every id that the step of that batch depends on, for a reference without a cache.
 
         Shapes:
-            prefill, train: (B, S). decode: (B, S + 1).
+            prefill, train: (B, S). decode: (B, S + 1). generate: (B, S + N - 1).
         """
-        (ids,) = self.batch(seed)
-        return ids if self._context is None else torch.cat([self._context, ids], dim=1)
+        batch = self.batch(seed)
+        return (torch.cat(batch if self._context is None else (self._context, *batch), dim=1),)
+
+    def step_answers(self, model: nn.Module, *inputs: Tensor) -> Tensor:
+        """The last token's logits, or those of every token written, without a cache.
+
+        Shapes:
+            (B, S) -> (B, 1, V); generate: (B, S + N - 1) -> (B, N, V).
+        """
+        keep = max(1, self.cell.new_tokens)
+        with torch.no_grad():
+            found: Tensor = model(input_ids=inputs[0], use_cache=False, logits_to_keep=keep).logits
+        return found
 
     def prepare(self, seed: int) -> None:
-        """State that all arms share: for decode a static cache holding the context. Same seed, same state."""
-        if self.cell.step != "decode":
+        """State that all arms share: for decode a cache holding the context, to generate an empty one."""
+        if self.cell.step not in ("decode", "generate"):
             return
-        context = self.tokens.windows(self.cell.batch, self.cell.sequence, seed).to(self.device)
-        self._context = context
         config: Any = self.model.config
-        self._cache = StaticCache(config=config, max_cache_len=self.cell.sequence + 8)
-        with torch.no_grad():
-            self.model(input_ids=context, use_cache=True, logits_to_keep=1, **{self._cache_name: self._cache})
-        self._lengths = [layer.cumulative_length for layer in self._cache.layers]
-        self._context_lengths = [torch.full_like(length, self.cell.sequence) for length in self._lengths]
+        if self._cache_kind == "static":
+            room = self.cell.sequence + max(_ROOM, self.cell.new_tokens)
+            self._cache = StaticCache(config=config, max_cache_len=room)
+        else:
+            self._cache = DynamicCache(config=config)
+        context = self.tokens.windows(self.cell.batch, self.cell.sequence, seed).to(self.device)
+        if self.cell.step == "decode":
+            self._context = context
+        if self.cell.step == "decode" or self._cache_kind == "static":  # which allocates on first use, once
+            with torch.no_grad():
+                self.model(input_ids=context, use_cache=True, logits_to_keep=1, **{self._cache_name: self._cache})
+        if self.cell.step == "generate" and self._cache_kind == "static":
+            self._cache.reset()
+        step = self.program(self.model)
+        self._kept = KeptCache(self._cache, lambda: step(*self.batch(seed)))
 
     def reset(self) -> None:
-        """Before every step of every arm: the cache's own running length goes back to the context's."""
-        if self._cache is not None:
-            torch._foreach_copy_(self._lengths, self._context_lengths)
+        """Before every step of every arm: the cache goes back to the context."""
+        if self._kept is not None:
+            self._kept.reset()
 
     def program(self, model: nn.Module) -> nn.Module:
         """The step of one arm."""
         if self.cell.step == "decode":
             return Decode(model, self._cache, self._cache_name)
+        if self.cell.step == "generate":
+            return Generate(model, self._cache, self._cache_name)
         return Prefill(model, self._cache_name)
 
-    def logits(self, model: nn.Module, ids: Tensor) -> Tensor:
+    def exam(self, tokens: int, seed: int) -> list[Batch]:
+        """Calls of the step's own shape, where that many tokens are compared: a kernel cannot tell them from timed
+        ones, and here every row's output counts, where a step hands out the last token's only.
+
+        Shapes:
+            ids (B, S) each.
+        """
+        batch, length = self.cell.batch, self.cell.sequence
+        if self.cell.step == "decode" or batch * length > tokens:
+            length = min(tokens, 512, length if self.cell.step != "decode" else 512)
+            batch = max(1, tokens // length)
+        calls = max(1, tokens // (batch * length))
+        ids = self.tokens.windows(calls * batch, length, seed).to(self.device)
+        return [(part,) for part in ids.split(batch)]
+
+    def answers(self, model: nn.Module, *inputs: Tensor) -> Tensor:
         """Teacher-forced logits of every position.
 
         Shapes:
             ids (B, S) -> (B, S, V).
         """
         with torch.no_grad():
-            output: Tensor = model(input_ids=ids, use_cache=False).logits
+            output: Tensor = model(input_ids=inputs[0], use_cache=False).logits
         return output
+
+    def count(self, *inputs: Tensor) -> int:
+        """Every token is compared."""
+        return int(inputs[0].numel())
+
+    def labels(self, *inputs: Tensor) -> Tensor:
+        """The text's own next tokens; none after a row's last."""
+        return nn.functional.pad(inputs[0][:, 1:], (0, 1), value=-1).reshape(-1)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Next-token loss of one training step, by the model's own loss function: mean, in float32."""
@@ -128,7 +173,7 @@ class Prefill(nn.Module):
 
 
 class Decode(nn.Module):
-    """One token over a fixed context in a static cache: its logits. What it writes into the cache it also reads."""
+    """One token over a fixed context in a cache: its logits. What it writes into the cache it also reads."""
 
     def __init__(self, model: nn.Module, cache: Any, cache_name: str) -> None:
         super().__init__()
@@ -137,14 +182,44 @@ class Decode(nn.Module):
         self._cache_name = cache_name
 
     def forward(self, ids: Tensor) -> Outputs:
-        output = self.model(input_ids=ids, use_cache=True, **{self._cache_name: self._cache})
+        output = self.model(input_ids=ids, use_cache=True, logits_to_keep=1, **{self._cache_name: self._cache})
         return (output.logits,)
+
+
+class Generate(nn.Module):
+    """A prompt into an empty cache, then token after token: the logits of each, and the most likely ids.
+
+    What follows is the text's own, not the arm's choice: near ties would send arms different ways, and then nothing
+    could be compared. The choice is made all the same, so that the work is that of greedy generation.
+    """
+
+    compiled_parts = ("first", "following")
+    """As people compile it: the step itself is a loop in Python."""
+
+    def __init__(self, model: nn.Module, cache: Any, cache_name: str) -> None:
+        super().__init__()
+        self.first: Any = Decode(model, cache, cache_name)
+        self.following: Any = Decode(model, cache, cache_name)
+
+    def first_token(self, ids: Tensor, _: Tensor) -> None:
+        """What a user waits for before anything is seen."""
+        self.first(ids)[0].argmax(-1)
+
+    def forward(self, ids: Tensor, continuation: Tensor) -> Outputs:
+        logits = [self.first(ids)[0].clone()]
+        chosen = [logits[0].argmax(-1)]
+        for place in range(continuation.shape[1]):
+            if ids.is_cuda:
+                torch.compiler.cudagraph_mark_step_begin()  # what a graph gave before is cloned
+            logits.append(self.following(continuation[:, place : place + 1].clone())[0].clone())
+            chosen.append(logits[-1].argmax(-1))
+        return torch.cat(logits, dim=1), torch.cat(chosen, dim=1)
 
 
 class CausalLM:
     """Text generation's two halves and next-token training, on any `AutoModelForCausalLM`."""
 
-    steps = ("prefill", "decode", "train")
+    steps = ("prefill", "decode", "generate", "train")
 
     open: Callable[..., Session] = Session
 

@@ -28,6 +28,7 @@ from e2e.schema.evidence import ExamRecord
 from e2e.schema.result import Result
 from e2e.schema.words import Outcome, Role, Stage
 from tests import tiny
+from tests.specimens import write_workloads
 
 pytestmark = [
     pytest.mark.slow,
@@ -165,9 +166,10 @@ def validate(start: Start, tiny_workload: Path, tiny_policy: Path) -> Callable[.
         *arguments: str,
         policy: Path = tiny_policy,
         until: str = "check",
+        workload: Path = tiny_workload,
         **environment: str,
     ) -> Ended:
-        command = ["validate", str(tiny_workload), "--kernel", str(kernel), "--policy", str(policy)]
+        command = ["validate", str(workload), "--kernel", str(kernel), "--policy", str(policy)]
         started = start(*command, "--until", until, *arguments, **environment)
         ended = started.end()
         assert "Traceback" not in ended.err
@@ -208,6 +210,34 @@ def test_a_right_kernel_passes_in_training_with_a_backward_of_its_own(validate: 
     assert training is not None
     assert training.with_gradient_baseline == training.with_gradient_candidate == training.parameters
     assert training.loss_candidate == pytest.approx(training.loss_baseline)
+
+
+def test_a_task_from_outside_is_checked_like_one_of_ours(validate: Callable[..., Ended]) -> None:
+    ended = validate(REPOSITORY / "kernels" / "layer_norm.cpp", workload=REPOSITORY / "examples" / "forecaster.yaml")
+    assert (ended.code, ended.reasons) == (0, ["random_weights"])
+    evidence = ended.result.cells[0].evidence
+    assert evidence.engagement is not None and evidence.engagement.calls == 8
+    assert evidence.model_check is not None and evidence.model_check.answer.what == "forecasts"
+    assert evidence.model is not None and evidence.model.is_synthetic
+    assert ended.result.environment["task_sha256"] is not None
+    assert "SYNTHETIC DATA" in ended.out
+
+
+def test_a_padded_batch_is_timed_and_audited_to_a_verdict(validate: Callable[..., Ended], tmp_path: Path) -> None:
+    kernel = tmp_path / "layer_norm.py"
+    kernel.write_text(
+        "import torch\n\n\ndef layer_norm(x, weight, bias, eps):\n"
+        "    return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)\n"
+    )
+    ended = validate(kernel, workload=write_workloads(tmp_path)["feature-extraction"], until="verdict")
+    assert ended.result.stage is Stage.VERDICT
+    assert ended.result.outcome in (Outcome.REFUTED, Outcome.INCONCLUSIVE), ended.reasons
+    evidence = ended.result.cells[0].evidence
+    assert evidence.audit is not None and not evidence.faults
+    assert evidence.model_check is not None
+    assert evidence.model_check.status == "passed"
+    assert evidence.model_check.kl_candidate is None
+    assert 0 < evidence.model_check.tokens < 8 * 32, "padding is not counted"
 
 
 @pytest.mark.parametrize("step", ["prefill", "train"])

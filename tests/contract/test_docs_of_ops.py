@@ -25,7 +25,7 @@ def test_every_member_of_an_op_has_its_line() -> None:
     named = re.findall(
         r"`(\w+)", "\n".join(line.split("|")[1] for line in table.splitlines() if line.startswith("| `"))
     )
-    assert sorted(outside.MEMBERS) == sorted(named)
+    assert sorted(outside.OP.members) == sorted(named)
 
 
 def test_paths_that_it_names_exist() -> None:

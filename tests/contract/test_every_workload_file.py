@@ -13,7 +13,7 @@ from e2e.listing import rows
 from e2e.preflight import check_fit
 from e2e.reading import read_kernel
 from e2e.schema.words import Stage
-from e2e.schema.workload import cells_of
+from e2e.schema.workload import SYNTHETIC, cells_of
 
 REPOSITORY = Path(__file__).parents[2]
 FILES = sorted((REPOSITORY / "workloads").glob("*.y*ml"))
@@ -28,9 +28,28 @@ def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_there_are_workloads_for_inference_and_training_with_and_without_a_gpu() -> None:
-    assert {"tiny_llama_infer", "tiny_llama_train", "llama_infer", "llama_decode", "planted_slow_op"} <= {
-        file.stem for file in FILES
-    }
+    here = {"tiny_llama_infer", "tiny_llama_train", "planted_slow_op", "tiny_vit_infer", "tiny_moe_infer"}
+    packaged = {"minilm_embed", "smollm2_prefill", "smollm2_decode", "smollm2_generate"}
+    large = {"llama_infer", "llama_decode", "llama_generate", "llama_train", "bert_large", "vit_large", "moe_infer"}
+    assert here | packaged | large <= {file.stem for file in FILES}
+
+
+@every_file
+def test_random_weights_can_always_be_asked_for_or_its_files_are_at_hand(file: Path) -> None:
+    """Without a hub every shipped workload still runs, if only with random weights."""
+    model = load_workload(str(file)).workload.model
+    assert "model_type" in model.config or model.package or "/" not in str(model.id)
+
+
+@every_file
+def test_fields_laid_over_a_config_are_fields_of_that_model(file: Path) -> None:
+    from transformers import AutoConfig
+
+    from e2e.tasks._model import _check_names
+
+    fields = dict(load_workload(str(file)).workload.model.config)
+    if fields:
+        _check_names(AutoConfig.for_model(fields.pop("model_type")), fields)
 
 
 @every_file
@@ -60,7 +79,7 @@ def test_its_task_and_its_policy_exist(file: Path) -> None:
 @every_file
 def test_its_files_exist_beside_it(file: Path) -> None:
     workload = load_workload(str(file)).workload
-    assert (file.parent / workload.data.path).is_file()
+    assert workload.data.path == SYNTHETIC or (file.parent / workload.data.path).is_file()
     if workload.model.factory:
         source, _, function = workload.model.factory.rpartition(":")
         assert f"def {function}(" in (file.parent / source).read_text()

@@ -47,8 +47,8 @@ def _cheap_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def session_of(workload: Path, step: str = "prefill", *, device: str = "cpu") -> Any:
-    loaded = load_workload(str(workload), [f"step={step}"])
+def session_of(workload: Path, step: str = "prefill", *overrides: str, device: str = "cpu") -> Any:
+    loaded = load_workload(str(workload), [f"step={step}", *overrides])
     task = registry.load("tasks", "causal-lm")
     cell = cells_of(loaded.workload)[0]
     made = task.open(loaded.workload, cell, root=workload.parent, device=device, seed=1)
@@ -369,8 +369,37 @@ def test_decoding_starts_every_step_from_the_same_context(decoding: Any) -> None
     assert arena.run(EAGER, seeds=SEEDS) == before
     (logits,) = arena.outputs(EAGER, 5)
     with torch.no_grad():
-        whole = decoding.model(input_ids=decoding.step_ids(5), use_cache=False, logits_to_keep=1).logits
+        whole = decoding.step_answers(decoding.model, *decoding.step_inputs(5))
     torch.testing.assert_close(logits, whole, rtol=1e-4, atol=1e-5)
+
+
+# ---- Generation: a loop whose parts are compiled
+
+
+@pytest.mark.parametrize("cache", ["static", "dynamic"])
+def test_a_generation_is_the_same_in_every_arm_and_each_part_is_compiled_once(tiny_workload: Path, cache: str) -> None:
+    """With a cache that grows every token is a graph of its own; no later step compiles another."""
+    generating = session_of(tiny_workload, "generate", "new_tokens=4", f"cache={cache}")
+    arena = prepared(generating, EAGER, CANDIDATE, HEADROOM, kernel=Spy())
+    proof = arena.prepare("candidate:compile", seed=7)
+    parts = 2 if cache == "static" else 4
+    assert proof["regions"] == 4
+    assert proof["kernel_calls"] == parts * (2 * tiny.LAYERS + 1)
+    eager, compiled = arena.outputs(EAGER, 5), arena.outputs("candidate:compile", 5)
+    for mine, theirs in zip(compiled, eager, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    arena.run("candidate:compile", seeds=SEEDS)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+    assert same(arena.outputs(HEADROOM, 7), arena.outputs(HEADROOM, 8)), "it replays its one batch"
+
+
+def test_the_first_token_is_timed_by_itself_where_there_is_one(session: Any, tiny_workload: Path) -> None:
+    generating = session_of(tiny_workload, "generate", "new_tokens=8")
+    found = prepared(generating, EAGER).generation_s(EAGER, seeds=SEEDS)
+    assert found is not None
+    assert 0 < found[0] < found[1]
+    assert prepared(session, EAGER).generation_s(EAGER, seeds=SEEDS) is None
 
 
 # ---- Operators by name: intercepted in eager arms, replaced in compiled ones
@@ -457,6 +486,19 @@ def test_a_captured_arm_computes_on_each_steps_own_input_what_eager_does(on_devi
         for mine, theirs in zip(captured, eager, strict=True):
             assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(mine, theirs, strict=True))
         assert not torch.equal(captured[0][0], captured[1][0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["cuda-graph", "compile", "reduce-overhead"])
+def test_a_generation_on_a_device_is_what_eager_generates(
+    tiny_workload: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arms, "CountingBackend", CountingBackend)
+    generating = session_of(tiny_workload, "generate", "new_tokens=4", device="cuda:0")
+    arena = prepared(generating, EAGER, f"baseline:{mode}")
+    for seed in (*SEEDS, *SEEDS):
+        for mine, theirs in zip(arena.outputs(f"baseline:{mode}", seed), arena.outputs(EAGER, seed), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.gpu

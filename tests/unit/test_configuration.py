@@ -69,7 +69,8 @@ def test_a_path_works_and_the_digest_is_of_the_file(here: Path) -> None:
 def test_every_mistake_is_shown_at_once_with_its_line(here: Path) -> None:
     text = VALID.replace("step: prefill", "step: prefil").replace("  dtype:", "  dtyp:").replace("[1]", "[x]")
     said = refusal(write(here, text))
-    assert "w.yaml:4: step: must be 'prefill', 'decode' or 'train', not 'prefil'; did you mean 'prefill'?" in said
+    kinds = "'prefill', 'decode', 'generate', 'train' or 'forward'"
+    assert f"w.yaml:4: step: must be {kinds}, not 'prefil'; did you mean 'prefill'?" in said
     assert "w.yaml:7: model.dtyp: no such field; did you mean 'dtype'?" in said
     assert "w.yaml:5: model.dtype: missing; it is required" in said
     assert "w.yaml:9: cells.batch[0]: must be a valid integer, not 'x'" in said

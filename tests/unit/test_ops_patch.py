@@ -139,11 +139,11 @@ def test_the_models_logits_are_the_patched_ones(tmp_path: Path) -> None:
     patched = PatchedLlama(patches.wrong)
     (ids,) = patched.session.batch(1)
     args = (patched.session, patched.op, patched.sites, patched.replica)
-    calls = model_logits(*args, rows=[ids], path=tmp_path / "logits", constraints=[])
+    calls = model_logits(*args, calls=[(ids,)], path=tmp_path / "logits", constraints=[])
     assert len(patched.sites) == calls
-    expected = patched.session.logits(patched.replica.model, ids).reshape(-1, tiny.VOCABULARY)
+    expected = patched.session.answers(patched.replica.model, ids).reshape(-1, tiny.VOCABULARY)
     assert torch.equal(expected, load_file(tmp_path / "logits")["logits"])
-    assert not torch.allclose(expected, patched.session.logits(patched.session.model, ids).reshape(expected.shape))
+    assert not torch.allclose(expected, patched.session.answers(patched.session.model, ids).reshape(expected.shape))
 
 
 def test_in_training_every_parameter_keeps_its_gradient(tmp_path: Path) -> None:
