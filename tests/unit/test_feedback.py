@@ -354,7 +354,7 @@ def test_every_outcome_gives_an_action_and_inconclusive_gives_its_time(run: Evid
     assert found.next_actions
     for action in found.next_actions:
         assert action.command is not None
-        assert action.command.split()[:2][1] in {"validate", "report", "trace", "gate", "list"}
+        assert action.command.split()[:2][1] in {"validate", "report", "trace", "gate", "list", "adopt"}
     if verdict.outcome is Outcome.INCONCLUSIVE:
         first = found.next_actions[0]
         assert first.seconds is not None
