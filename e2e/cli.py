@@ -245,6 +245,24 @@ def history(
 
 
 @app.command()
+def adopt(
+    run: RunArgument,
+    alternative: Annotated[
+        str | None, typer.Option(metavar="NAME", help="PyTorch's own path that matched the kernel, in its place.")
+    ] = None,
+    force: Annotated[str | None, typer.Option(metavar="REASON", help="Write it although it is not CONFIRMED.")] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where its folder goes.")] = Path("adopted"),
+) -> int:
+    """Write what production needs after CONFIRMED: a guarded module and its test."""
+    from e2e.adoption import adopt as write
+    from e2e.store import find, load
+
+    written = write(find(run), load(run), out=out, alternative=alternative, forced=force)
+    _emit(written.text)
+    return 0
+
+
+@app.command()
 def trace(
     run: RunArgument,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port; the first free from 6006.")] = None,

@@ -55,6 +55,6 @@ class Invocation:
         """The same without any `--set`."""
         return replace(self, overrides=())
 
-    def on_run(self, command: str) -> str:
-        """`e2e COMMAND RUN`."""
-        return shlex.join(["e2e", command, self.run])
+    def on_run(self, command: str, *options: str) -> str:
+        """`e2e COMMAND RUN`, with options behind it."""
+        return shlex.join(["e2e", command, self.run, *options])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from e2e import sizing, wording
+from e2e.arm_names import ArmName, is_adopted
 from e2e.invocation import Invocation
 from e2e.schema.evidence import Evidence
 from e2e.schema.policy import Policy
@@ -153,7 +154,11 @@ def _use_pytorch(case: _Case, code: ReasonCode) -> list[NextAction]:
     row = case.deciding
     path = wording.arm(row.arm) if row else "the strongest PyTorch path"
     why = f"use {path} instead: as fast, and nothing to maintain"
-    use = NextAction(kind="use_pytorch", why=why, command=case.invocation.on_run("report"))
+    alternative = ArmName.parse(row.arm).alternative if row else None
+    command = case.invocation.on_run("report")
+    if alternative is not None and not is_adopted(alternative):
+        command = case.invocation.on_run("adopt", "--alternative", alternative)
+    use = NextAction(kind="use_pytorch", why=why, command=command)
     return [use, *_look_at_trace(case, code)]
 
 

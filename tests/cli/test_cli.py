@@ -26,7 +26,20 @@ from tests import results
 
 REPOSITORY = Path(__file__).parents[2]
 MOUNTING = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
-COMMANDS = ["validate", "check", "new", "gate", "report", "compare", "history", "trace", "selftest", "doctor", "list"]
+COMMANDS = [
+    "validate",
+    "check",
+    "new",
+    "gate",
+    "report",
+    "compare",
+    "history",
+    "adopt",
+    "trace",
+    "selftest",
+    "doctor",
+    "list",
+]
 
 
 @pytest.fixture
@@ -339,6 +352,33 @@ def test_two_runs_are_compared_and_a_folder_of_runs_is_listed(stored: Path, caps
     assert 2 == run(["compare", str(stored), "none"])
     assert 2 == run(["compare", str(stored), str(REPOSITORY / "results" / "h200-decode")])
     assert "cannot be compared: other workloads (" in capsys.readouterr().err
+
+
+def test_only_the_flags_of_this_version_exist_for_reading_runs() -> None:
+    flags = {
+        "gate": {"--policy"},
+        "report": {"--format", "--share"},
+        "compare": set(),
+        "history": {"--json"},
+        "adopt": {"--alternative", "--force", "--out"},
+        "trace": {"--port"},
+    }
+    for command, expected in flags.items():
+        shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).stdout
+        assert expected | {"--help"} == set(re.findall(r"--[a-z-]+", shown)), command
+
+
+def test_a_shared_report_names_no_folder(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert 0 == run(["report", str(stored), "--share"])
+    shown = capsys.readouterr().out
+    assert "rms_norm by rmsnorm.cu makes" in shown
+    assert "kernels/" not in shown
+
+
+def test_adopt_refuses_what_is_not_confirmed(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert 2 == run(["adopt", str(stored), "--out", str(stored / "adopted")])
+    assert "the run is REFUTED: matched by PyTorch; --force REASON" in capsys.readouterr().err
+    assert not (stored / "adopted").exists()
 
 
 def test_trace_without_traces_says_so(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -223,6 +223,7 @@ def test_a_matched_kernel_is_told_which_path_to_use_and_whom_it_lost_to() -> Non
     found = fed(evidence(timed(1.159, alternative=1.159)))
     assert [ALTERNATIVE] == found.lost_to
     assert "F.rms_norm" in found.next_actions[0].why
+    assert "e2e adopt results/r1 --alternative F.rms_norm" == commands(found)[0]
 
 
 def test_a_regression_loses_to_both_opponents() -> None:
@@ -354,7 +355,7 @@ def test_every_outcome_gives_an_action_and_inconclusive_gives_its_time(run: Evid
     assert found.next_actions
     for action in found.next_actions:
         assert action.command is not None
-        assert action.command.split()[:2][1] in {"validate", "report", "trace", "gate", "list"}
+        assert action.command.split()[:2][1] in {"validate", "report", "trace", "gate", "list", "adopt"}
     if verdict.outcome is Outcome.INCONCLUSIVE:
         first = found.next_actions[0]
         assert first.seconds is not None
