@@ -26,7 +26,20 @@ from tests import results
 
 REPOSITORY = Path(__file__).parents[2]
 MOUNTING = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
-COMMANDS = ["validate", "profile", "check", "new", "gate", "report", "compare", "history", "trace", "selftest", "doctor", "list"]
+COMMANDS = [
+    "validate",
+    "profile",
+    "check",
+    "new",
+    "gate",
+    "report",
+    "compare",
+    "history",
+    "trace",
+    "selftest",
+    "doctor",
+    "list",
+]
 
 
 @pytest.fixture
