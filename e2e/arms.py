@@ -175,6 +175,16 @@ class Arena:
         self._arms: dict[str, Arm] = {}
         self._ring = Ring(SLOTS, session.device)
 
+    def turn_to(self, op: Op, sites: list[Site]) -> None:
+        """Arms of another op from now on; those of the model as it is stay."""
+        self._op, self._sites = op, sites
+        own = {name: arm for name, arm in self._arms.items() if arm.name.role is Role.BASELINE}
+        self._arms = {name: arm for name, arm in own.items() if arm.name.alternative is None}
+
+    def program(self, name: str) -> Callable[..., Any]:
+        """What a step of the arm calls: for an eager one a module."""
+        return self._arms[name].program
+
     def prepare(self, name: str, *, seed: int, profiled: bool = True) -> dict[str, Any]:
         """Build, compile and run an arm's first steps; what is known about it afterwards."""
         arm_name = ArmName.parse(name)

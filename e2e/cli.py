@@ -22,6 +22,7 @@ from e2e.schema.words import Stage
 if TYPE_CHECKING:
     from e2e.protocols import Progress
     from e2e.request import Request
+    from e2e.schema.profile import ProfileReport
     from e2e.schema.result import Result
 
 DISTRIBUTION = "e2e-kernel-validation"
@@ -128,6 +129,45 @@ def validate(
 
 
 @app.command()
+def profile(
+    context: typer.Context,
+    workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help="Workload file, or a shipped name.")],
+    op: Annotated[
+        list[str] | None, typer.Option(metavar="NAME|FILE.py:CLASS", help="This op only; may be repeated.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a workload field.")
+    ] = None,
+    policy: Annotated[str | None, typer.Option(metavar="FILE", help="Policy file or built-in name.")] = None,
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda[:N]", help="Where to run.")] = "auto",
+    budget: Annotated[float | None, typer.Option(metavar="SECONDS", min=1.0, help="Time for all of it.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=MOST_SEED, help="Seed of inputs and schedule.")] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where results go.")] = Path("results"),
+    as_json: Annotated[bool, typer.Option("--json", help="Profile on stdout as JSON, all else on stderr.")] = False,
+) -> int:
+    """Where the step's time goes, and the most any kernel for each op could win. Takes no kernel."""
+    from e2e.profiling import profile as run_profile
+    from e2e.progress import for_people
+    from e2e.request import Request
+
+    request = Request(
+        workload=workload,
+        kernels=(),
+        overrides=tuple(overrides or ()),
+        policy=policy,
+        device=device,
+        budget_s=budget,
+        seed=seed,
+        out=out,
+        command=("e2e", *context.obj),
+    )
+    with contextlib.closing(for_people(sys.stderr)) as progress:
+        report = run_profile(request, ops=tuple(op or ()), progress=progress)
+    _emit(_profile_rendered(report, "json" if as_json else "text"))
+    return INTERRUPTED if report.is_interrupted else 0
+
+
+@app.command()
 def check(
     context: typer.Context,
     kernel: Annotated[str, typer.Argument(metavar="SPEC", help="The candidate: path or module:callable.")],
@@ -197,8 +237,16 @@ def report(
     ] = False,
 ) -> int:
     """Render a stored run."""
-    from e2e.store import load
+    from e2e.store import PROFILE, find, load
 
+    folder = find(run)
+    if (folder / PROFILE).is_file():
+        if share:
+            raise UsageError("--share goes with a validation's run, and this is a profile")
+        from e2e import profile_store
+
+        _emit(_profile_rendered(profile_store.load(folder), style))
+        return 0
     stored = load(run)
     if share:
         import platform
@@ -491,6 +539,19 @@ def _rendered(result: Result, style: str) -> str:
     from e2e import registry
 
     return str(registry.load("reports", style).render(result))
+
+
+def _profile_rendered(report: ProfileReport, style: str) -> str:
+    if style == "json":
+        return report.model_dump_json(indent=1) + "\n"
+    from e2e.profile_story import tell
+    from e2e.reports.md import written
+    from e2e.reports.text import printed
+
+    styles = {"text": printed, "md": written}
+    if style not in styles:
+        raise UsageError(f"--format {style}: a profile is shown as {', '.join([*styles, 'json'])}")
+    return styles[style](tell(report))
 
 
 def _emit(text: str) -> None:

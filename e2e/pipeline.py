@@ -16,8 +16,9 @@ from typing import Any
 from e2e import assembly, attempts, registry, store
 from e2e.arm_names import ADOPTED, is_adopted
 from e2e.builders._flags import stated_architectures
+from e2e.builders.planted import REFERENCE
 from e2e.cache import cache_folder
-from e2e.configuration import LoadedWorkload, load_workload
+from e2e.configuration import LoadedWorkload, load_policy, load_workload
 from e2e.crew import Crew, Deadline
 from e2e.errors import CandidateError, E2EError, UsageError, exit_code_of
 from e2e.exam import SEED_SPACE, Exam, draw, identity_of
@@ -40,6 +41,7 @@ from e2e.sources import relative_name
 from e2e.stages.afterwards import look_back
 from e2e.stages.check import check
 from e2e.stages.course import Course
+from e2e.stages.planted import planted
 from e2e.stages.screen import screen
 from e2e.stages.verdict import time_verdict
 from e2e.sweep import is_final
@@ -117,6 +119,26 @@ def load(request: Request) -> Loaded:
     seed = secrets.randbelow(SEED_SPACE) if request.seed is None else request.seed
     adopted = tuple(_adopted(policy, workload, kernel, device))
     return Loaded(request, workload, policy, kernel, device, seed, adopted, policy_overrides)
+
+
+def load_without_kernel(request: Request, *, policy: str, command: str) -> Loaded:
+    """The same for a command that takes no kernel: an honest one of e2e's own has its place.
+
+    `policy` is the one to run under if the caller names none; `command` is for messages.
+    """
+    check_places(request.workload, request.kernels)
+    workload = load_workload(request.workload, request.overrides)
+    rules = load_policy(request.policy or policy)
+    if request.budget_s is not None:
+        rules = rules.model_copy(update={"budgets": rules.budgets.model_copy(update={"cell_s": request.budget_s})})
+    check_task(workload)
+    check_model(workload)
+    if workload.workload.step == "train":
+        raise UsageError(f"training steps are not timed yet: give `e2e {command}` an inference workload")
+    kernel = planted(registry.names("ops")[0], REFERENCE).kernel
+    device = find_device(request.device, kernel_device=None)
+    seed = secrets.randbelow(SEED_SPACE) if request.seed is None else request.seed
+    return Loaded(request, workload, rules, kernel, device, seed)
 
 
 def _device(request: Request, kernel: Kernel) -> Device:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import shutil
 import tempfile
 import time
@@ -13,16 +12,12 @@ from pathlib import Path
 
 from e2e import assembly, registry, store, trials
 from e2e.arm_names import AS_SHIPPED
-from e2e.builders.planted import REFERENCE
 from e2e.cache import cache_folder
-from e2e.configuration import load_policy, load_workload
 from e2e.errors import INTERNAL_FAULT, INTERRUPTED, UsageError
-from e2e.exam import SEED_SPACE
 from e2e.formats._names import check_op
-from e2e.measure.devices import find_device, reserved
+from e2e.measure.devices import reserved
 from e2e.measure.machine import Watch
-from e2e.pipeline import course_of
-from e2e.preflight import check_model, check_places, check_task
+from e2e.pipeline import course_of, load_without_kernel
 from e2e.protocols import Progress
 from e2e.request import Loaded, Request
 from e2e.schema.evidence import Telemetry
@@ -33,7 +28,7 @@ from e2e.schema.words import Outcome
 from e2e.schema.workload import Cell, cells_of
 from e2e.selftest_store import keep
 from e2e.stages.course import Course
-from e2e.stages.planted import Clock, catches, clock_for, for_op, late_catches, look, pilot, planted, time_run
+from e2e.stages.planted import Clock, catches, clock_for, for_op, late_catches, look, pilot, time_run
 from e2e.stages.verdict import STAGE
 from e2e.units import Ratio
 
@@ -79,7 +74,7 @@ def selftest(
     started = time.monotonic()
     for name in ops:
         check_op(name)
-    loaded = load(request)
+    loaded = load_without_kernel(request, policy=POLICY, command="selftest")
     cell = cells_of(loaded.workload.workload)[0]
     findings, interrupted = Findings(), False
     scratch = Path(tempfile.mkdtemp(prefix="e2e-"))
@@ -105,24 +100,6 @@ def exit_code(report: SelftestReport) -> int:
     if report.is_interrupted:
         return INTERRUPTED
     return INTERNAL_FAULT if report.faults else TOO_NOISY if report.doubts else 0
-
-
-def load(request: Request) -> Loaded:
-    """Read and cross-check everything before the device is touched."""
-    check_places(request.workload, request.kernels)
-    workload = load_workload(request.workload, request.overrides)
-    policy = load_policy(request.policy or POLICY)
-    if request.budget_s is not None:
-        budgets = policy.budgets.model_copy(update={"cell_s": request.budget_s})
-        policy = policy.model_copy(update={"budgets": budgets})
-    check_task(workload)
-    check_model(workload)
-    if workload.workload.step == "train":
-        raise UsageError("training steps are not timed yet: give `e2e selftest` an inference workload")
-    kernel = planted(registry.names("ops")[0], REFERENCE).kernel
-    device = find_device(request.device, kernel_device=None)
-    seed = secrets.randbelow(SEED_SPACE) if request.seed is None else request.seed
-    return Loaded(request, workload, policy, kernel, device, seed)
 
 
 def _collect(course: Course, findings: Findings, runs: int, ops: tuple[str, ...], sizes: Sequence[Ratio]) -> None:

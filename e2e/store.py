@@ -27,6 +27,8 @@ from e2e.schema.evidence import Segment
 from e2e.schema.result import SCHEMA, CellResult, Result
 
 RESULT, DIGEST, SAMPLES = "result.json", "result.sha256", "samples.csv"
+PROFILE = "profile.json"
+"""What a profile stores in the place of a result."""
 COLUMNS = (
     *("cell", "phase", "worker", "block", "position", "arm", "steps", "seconds", "seed"),
     *("clock_hz", "throttled", "device_s"),
@@ -136,7 +138,7 @@ def find(run: str | Path) -> Path:
     """
     path = Path(run)
     try:
-        if path.name == RESULT and path.is_file():
+        if path.name in (RESULT, PROFILE) and path.is_file():
             return path.parent
         for folder in (path, Path("results") / path):
             if folder.is_dir():
@@ -157,7 +159,7 @@ def load(run: str | Path) -> Result:
     """
     folder = find(run)
     result = load_bare(folder)
-    samples = _read(folder / SAMPLES, MAX_SAMPLES_BYTES)
+    samples = read_limited(folder / SAMPLES, MAX_SAMPLES_BYTES)
     if result.samples_sha256 != hashlib.sha256(samples).hexdigest():
         raise StoredRunError(f"{folder / SAMPLES} does not match {RESULT}: it was edited or cut short")
     segments = _parse_samples(samples, len(result.cells), folder / SAMPLES)
@@ -171,12 +173,14 @@ def load_bare(folder: Path) -> Result:
     Raises:
         StoredRunError: not a run, not finished, truncated, edited, or of another schema version.
     """
+    if (folder / PROFILE).exists():
+        raise StoredRunError(f"{folder} is a profile, without a kernel to judge: `e2e report` shows it")
     if not (folder / RESULT).exists():
         stopped = (folder / SAMPLES).exists()
         raise StoredRunError(f"{folder} has no {RESULT}: {'the run was stopped' if stopped else 'not a run'}")
-    text = _read(folder / RESULT, MAX_RESULT_BYTES)
+    text = read_limited(folder / RESULT, MAX_RESULT_BYTES)
     result = _parse_result(text, folder)
-    digest = _read(folder / DIGEST, 4096).decode("ascii", "replace").split()
+    digest = read_limited(folder / DIGEST, 4096).decode("ascii", "replace").split()
     if digest[:1] != [hashlib.sha256(text).hexdigest()]:
         raise StoredRunError(f"{folder / RESULT} does not match {DIGEST}: it was edited after the run")
     return result
@@ -317,7 +321,12 @@ def _write_atomically(files: Mapping[Path, bytes]) -> None:
             os.close(folder)
 
 
-def _read(file: Path, limit: int) -> bytes:
+def read_limited(file: Path, limit: int) -> bytes:
+    """A stored file, if it is no larger.
+
+    Raises:
+        StoredRunError: it is missing, cannot be read, or is larger.
+    """
     try:
         with file.open("rb") as stream:
             content = stream.read(limit + 1)

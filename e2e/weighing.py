@@ -136,7 +136,7 @@ def weigh(evidence: Evidence, policy: Policy) -> Case:
         cycles=_in_cycles(timed, policy, arm=evidence.candidate, other=deciding),
         carry_over=_carry_over(timed, policy, arm=evidence.candidate, other=deciding),
         sham=sham,
-        ceiling=_ceiling(evidence, arms[policy.decides], level=policy.ceiling_level),
+        ceiling=ceiling_of(evidence, arms[policy.decides], level=policy.ceiling_level),
         blocks=sum(map(len, workers[policy.decides].values())),
         workers=len(workers[policy.decides]),
     )
@@ -296,7 +296,7 @@ def interval_rule(speedup: Estimate, sham: Estimate | None, policy: Policy, *, b
     return Outcome.REFUTED if speedup.upper_bound < bar else Outcome.INCONCLUSIVE
 
 
-def _ceiling(evidence: Evidence, opponent: str | None, *, level: float) -> Estimate | None:
+def ceiling_of(evidence: Evidence, opponent: str | None, *, level: float) -> Estimate | None:
     """Opponent's time over the fastest headroom arm of any mode.
 
     None when the opponent's or the candidate's mode has no headroom arm: a slower mode's ceiling is none.

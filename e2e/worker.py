@@ -117,7 +117,8 @@ class Handlers:
         self.session.prepare(self.exam_seed)
         self.dtype = self.session.cell.dtype
         self.op = registry.load_op(op, op_sha256)
-        self.sites = sites_of(self.op, self.session.model, loaded.sites)
+        self.globs = loaded.sites
+        self.sites = sites_of(self.op, self.session.model, self.globs)
         if extra_bytes is not None:
             limit_address_space(extra_bytes)
         facts, weights = _device_facts(device), _weights(self.session.model)
@@ -221,6 +222,53 @@ class Handlers:
         return compare(
             self.session, self.op, self.examiner.fit, Path(baseline), Path(candidate), ratio=ratio, seed=self.seed
         )
+
+    # profile: one clean process, one op after the other
+
+    def do_turn_to(self, *, op: str, op_sha256: str | None) -> dict[str, Any]:
+        """Another op from now on, in the same model."""
+        from e2e import registry
+        from e2e.patch import sites_of
+
+        self.op = registry.load_op(op, op_sha256)
+        self.sites = sites_of(self.op, self.session.model, self.globs)
+        return {"sites": len(self.sites), "alternatives": list(self.op.alternatives)}
+
+    def do_forms(self, *, most: int) -> dict[str, Any]:
+        """See Examiner.forms."""
+        found: dict[str, Any] = self.examiner.forms(most=most)
+        return found
+
+    def do_save_captured(self, *, path: str, budget_bytes: int) -> dict[str, Any]:
+        """See Examiner.save_captured."""
+        found: dict[str, Any] = self.examiner.save_captured(path=Path(path), budget_bytes=budget_bytes)
+        return found
+
+    def do_stopwatch(self) -> dict[str, Any]:
+        """See stopwatch.seconds_in."""
+        from e2e.numerics.stopwatch import seconds_in
+
+        return seconds_in(self.session, self.op, self.examiner.fit, seed=self.seed)
+
+    def do_retarget(self, *, fqns: list[str]) -> None:
+        """Arms of the op in hand; memory of the last one's is free again."""
+        import gc
+
+        import torch
+
+        gc.enable()  # `settle` froze what is dropped now
+        gc.unfreeze()
+        fit = set(fqns)
+        self.arena.turn_to(self.op, [site for site in self.sites if site.fqn in fit])
+        gc.collect()
+        if self.device != "cpu":
+            torch.cuda.empty_cache()
+
+    def do_step_memory(self, *, arm: str) -> dict[str, Any]:
+        """See memory.of_step."""
+        from e2e.measure.memory import of_step
+
+        return of_step(self.arena, arm, self.session.model, seed=self.seed, device=self.device)
 
     # candidate side
 
@@ -448,11 +496,14 @@ class Handlers:
         """Replay steps for the audit."""
         return {"digests": self.arena.run(arm, seeds=seeds)}
 
-    def do_trace(self, *, arm: str, path: str, steps: int) -> dict[str, Any]:
-        """One untimed, profiled pass."""
-        from e2e.profile.recorder import record
+    def do_trace(self, *, arm: str, path: str, steps: int, by_module: bool = False) -> dict[str, Any]:
+        """One untimed, profiled pass; `by_module` names the modules of an eager arm in it."""
+        from contextlib import nullcontext
 
-        return record(self.arena, arm, seed=self.seed, steps=steps, path=Path(path), device=self.device)
+        from e2e.profile.recorder import named_modules_ranged, record
+
+        with named_modules_ranged(self.arena.program(arm)) if by_module else nullcontext():
+            return record(self.arena, arm, seed=self.seed, steps=steps, path=Path(path), device=self.device)
 
     def do_memory(self, *, arm: str, steps: int) -> dict[str, Any]:
         """Peak memory of one arm, alone in this process."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,11 +67,11 @@ class Workers:
     _zygotes: dict[bool, Zygote] = field(default_factory=dict)
     _numbers: Any = field(default_factory=itertools.count)
 
-    def start(self) -> None:
-        """Begin both zygotes' imports, side by side; nothing waits for them yet."""
+    def start(self, *, sides: Sequence[bool] = (True, False)) -> None:
+        """Begin the zygotes' imports, side by side; nothing waits for them yet. `sides`: is it the clean one?"""
         prefix = namespace_prefix(cuda=self.device != "cpu")
         self.confined = bool(prefix)
-        for clean in (True, False):
+        for clean in sides:
             caches = self._caches(clean=clean)
             self.starts_cold[clean] = not (caches.is_dir() and any(caches.iterdir()))
             self._zygotes[clean] = Zygote(

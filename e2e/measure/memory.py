@@ -55,6 +55,28 @@ def room(device: str) -> dict[str, int | None]:
     return {"held_bytes": _of_process("VmRSS") or 0, "free_bytes": free_memory_bytes()}
 
 
+def of_step(arena: Any, arm: str, model: Any, *, seed: int, device: str) -> dict[str, int | None]:
+    """What one more step of a prepared arm needs beside the weights; absent is None, never 0.
+
+    Units:
+        Bytes.
+    """
+    on_device = device != "cpu"
+    arena.sync()
+    if on_device:
+        torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated() if on_device else None
+    arena.run(arm, seeds=[seed])
+    arena.sync()
+    return {
+        "parameters_bytes": sum(tensor.nbytes for tensor in model.parameters()),
+        "buffers_bytes": sum(tensor.nbytes for tensor in model.buffers()),
+        "held_bytes": held,
+        "peak_bytes": torch.cuda.max_memory_allocated() if on_device else None,
+        "host_high_water_bytes": _of_process("VmHWM"),
+    }
+
+
 def _of_device(before: int) -> dict[str, int | None]:
     return {
         "peak_allocated_bytes": torch.cuda.max_memory_allocated(),

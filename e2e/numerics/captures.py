@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,8 @@ class Captured:
     call: OpCall
 
 
-def save_calls(path: Path, calls: Sequence[Captured]) -> None:
-    """Write calls as safetensors: each tensor's storage once, its geometry beside it."""
+def save_calls(path: Path, calls: Sequence[Captured], *, about: Mapping[str, str] | None = None) -> None:
+    """Write calls as safetensors: each tensor's storage once, its geometry beside it; `about` is more to know."""
     tensors: dict[str, Tensor] = {}
     storages: dict[int, str] = {}
     rows = []
@@ -49,7 +49,7 @@ def save_calls(path: Path, calls: Sequence[Captured]) -> None:
                 storages[tensor.untyped_storage().data_ptr()] = key
             geometry.append([key, list(tensor.shape), list(tensor.stride()), tensor.storage_offset()])
         rows.append({"site": item.site, "label": item.label, "tensors": geometry, "scalars": list(item.call.scalars)})
-    save_file(tensors, path, metadata={"calls": json.dumps(rows)})
+    save_file(tensors, path, metadata={**(about or {}), "calls": json.dumps(rows)})
 
 
 def load_calls(path: Path, device: str) -> list[Captured]:
@@ -70,6 +70,16 @@ def load_calls(path: Path, device: str) -> list[Captured]:
             call = OpCall(tuple(tensors), tuple(row["scalars"]))
             calls.append(Captured(row["site"], row["label"], call))
     return calls
+
+
+def storages_of(calls: Iterable[Captured]) -> list[Tensor]:
+    """What `save_calls` writes of them: every storage once, as one row."""
+    found: dict[int, Tensor] = {}
+    for item in calls:
+        for tensor in item.call.tensors:
+            if tensor is not None:
+                found.setdefault(tensor.untyped_storage().data_ptr(), _whole_storage(tensor))
+    return list(found.values())
 
 
 def _whole_storage(tensor: Tensor) -> Tensor:
@@ -128,6 +138,18 @@ def form_of(call: OpCall) -> tuple[Any, ...]:
     """Shapes, strides and dtypes of a call, and its scalars: calls of one form take the same way through a kernel."""
     tensors = tuple(None if t is None else (tuple(t.shape), t.stride(), t.dtype) for t in call.tensors)
     return (*tensors, call.scalars)
+
+
+def described(form: tuple[Any, ...]) -> dict[str, Any]:
+    """A form in words and numbers that JSON knows."""
+    *tensors, scalars = form
+    shown = [
+        None
+        if tensor is None
+        else {"shape": list(tensor[0]), "stride": list(tensor[1]), "dtype": str(tensor[2]).removeprefix("torch.")}
+        for tensor in tensors
+    ]
+    return {"tensors": shown, "scalars": list(scalars)}
 
 
 def _rank(place: int, count: int) -> int:

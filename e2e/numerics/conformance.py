@@ -40,10 +40,12 @@ class Watch:
         self._op = op
         self._seed = seed
         self._budget_bytes = KEPT_OF_BUDGET * budget_bytes
-        self._forms: set[Any] = set()
+        self._kept: set[Any] = set()
         self._bytes = 0
         self.dims: dict[str, list[dict[str, int | str]]] = {}
         """Named dimensions of every call, by site."""
+        self.forms: dict[str, list[Any]] = {}
+        """Form of every call, by site."""
         self.problems: dict[str, str] = {}
         """Sites that compute something else, in words."""
         self.calls: list[Captured] = []
@@ -51,6 +53,7 @@ class Watch:
     def see(self, site: Site, call: OpCall, output: Any) -> None:
         """One call, with what the site's own code made of it."""
         self.dims.setdefault(site.fqn, []).append(self._op.dims(call))
+        self.forms.setdefault(site.fqn, []).append(form_of(call))
         if site.fqn not in self.problems:
             problem = self._mismatch(call, output) or self._mismatch_elsewhere(site, call)
             if problem is not None:
@@ -99,8 +102,8 @@ class Watch:
     def _keep(self, site: Site, call: OpCall) -> None:
         size = sum(t.untyped_storage().nbytes() for t in call.tensors if t is not None)
         form = form_of(call)
-        if form not in self._forms or self._bytes + size <= self._budget_bytes:
-            self._forms.add(form)
+        if form not in self._kept or self._bytes + size <= self._budget_bytes:
+            self._kept.add(form)
             self._bytes += size
             self.calls.append(Captured(site.fqn, CAPTURED, clone_call(call)))
 

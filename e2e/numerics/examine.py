@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from e2e.errors import UsageError
 from e2e.measure.audit import FAR
 from e2e.measure.fingerprint import checksum
-from e2e.numerics.captures import Captured, clone_call, read_outputs, save_calls, select
+from e2e.numerics.captures import Captured, clone_call, described, read_outputs, save_calls, select, storages_of
 from e2e.numerics.compare import distance_of, error_of, floor_of
 from e2e.numerics.conformance import LOUD, Outputs, Watch
 from e2e.numerics.kept import Kept
@@ -25,6 +26,7 @@ from e2e.numerics.op_level import OpExaminer
 from e2e.numerics.reference import one_higher
 from e2e.patch import Patch, observed, sites_in
 from e2e.protocols import Batch, Op, Session, Site
+from e2e.schema.evidence import CAPTURED, NOT_CALLED
 from e2e.schema.words import ReasonCode
 
 MODE_RATIO = 8.0
@@ -69,6 +71,8 @@ class Examiner(OpExaminer):
         self._sites = sites
         self.fit: list[Site] = []
         """Sites that compute the op, as the survey found."""
+        self._forms: list[Any] = []
+        """Form of every call of a step at those sites."""
         self._logits: tuple[Tensor, Tensor] | None = None
         self._exam: list[Batch] = []
         """Inputs that the logits answer, call by call."""
@@ -102,6 +106,7 @@ class Examiner(OpExaminer):
         problems |= watch.problems
         self.fit = [site for site in self._sites if site.fqn not in problems and site.fqn in watch.dims]
         fit = {site.fqn for site in self.fit}
+        self._forms = [form for fqn in fit for form in watch.forms[fqn]]
         kept = select([item for item in watch.calls if item.site in fit], budget_bytes)
         if kept:
             first = kept[0]
@@ -118,6 +123,21 @@ class Examiner(OpExaminer):
             self.fit = []  # the reference is the model itself: what is at these sites is no op
             rows = [_as_named(row, is_called=row["fqn"] in outputs.called) for row in rows]
         return {"sites": rows, "captured": len(kept), "calls": len(self._calls)}
+
+    def forms(self, *, most: int) -> dict[str, Any]:
+        """How often a step calls the op at sites that compute it, and in which forms, the most frequent first."""
+        counted = Counter(self._forms).most_common(most)
+        rows = [{"calls": calls, **described(form)} for form, calls in counted]
+        return {"calls": len(self._forms), "sites": len(self.fit), "forms": rows}
+
+    def save_captured(self, *, path: Path, budget_bytes: int) -> dict[str, Any]:
+        """The model's own inputs of the op, as the survey kept them, if they fit: stored calls and bytes."""
+        kept = [item for item in self._calls if item.label == CAPTURED]
+        size = sum(tensor.nbytes for tensor in storages_of(kept))
+        if not kept or size > budget_bytes:
+            return {"calls": 0, "bytes": size}
+        save_calls(path, kept, about={"op": self._op.name, "dtype": self._session.cell.dtype})
+        return {"calls": len(kept), "bytes": path.stat().st_size}
 
     def _try_in_place(self, sites: list[Site], watch: Watch, outputs: Outputs, seed: int) -> tuple[Site, str] | None:
         """One step with every site's own code in the kernel's place: the first site that this changes, and how."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from e2e.profile.timeline import MODULE
 
 STEP = "e2e step"
 """Range around each profiled step, by which the reader finds its span."""
@@ -21,3 +25,34 @@ def record(arena: Any, arm: str, *, seed: int, steps: int, path: Path, device: s
                 arena.run(arm, seeds=[seed + place])
     profiler.export_chrome_trace(str(path))
     return {"steps": steps}
+
+
+@contextmanager
+def named_modules_ranged(program: Any) -> Iterator[None]:
+    """While inside, every module below the program puts a range with its name and class around its forward."""
+    from torch import nn
+    from torch.profiler import record_function
+
+    entered: list[Any] = []
+
+    def before(name: str) -> Any:
+        def enter(module: Any, args: Any) -> None:
+            entered.append(record_function(name))
+            entered[-1].__enter__()
+
+        return enter
+
+    def after(module: Any, args: Any, output: Any) -> None:
+        entered.pop().__exit__(None, None, None)
+
+    model = getattr(program, "model", None)
+    root = model if isinstance(model, nn.Module) else program
+    handles = []
+    for fqn, module in root.named_modules():
+        handles.append(module.register_forward_pre_hook(before(f"{MODULE}{fqn} {type(module).__name__}")))
+        handles.append(module.register_forward_hook(after, always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

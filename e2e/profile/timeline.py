@@ -5,19 +5,33 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from e2e.schema.evidence import KernelTime, TraceRecord
+from e2e.units import Seconds
 
 MAX_TRACE_BYTES = 256 * 2**20
 """A larger raw trace is not read: a few steps of an honest model stay far below."""
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_LAUNCHES = ("cuda_runtime", "cuda_driver", "runtime")
+MODULE = "e2e module: "
+"""Begins the name of a range around a module's forward; its qualified name and its class follow."""
 _RENAMED = {"cuda_runtime": "runtime", "cuda_driver": "runtime"}
 """torch-tb-profiler 0.4.3 knows only `runtime`; under the new names every operator shows 0 device time."""
+
+
+@dataclass(frozen=True)
+class RangeTime:
+    """One operator or module, per step: of kernels launched in it where there are device events, else of the host."""
+
+    calls: float
+    own_s: Seconds
+    """Without what others of its kind inside it took."""
+    total_s: Seconds
 
 
 @dataclass(frozen=True)
@@ -31,6 +45,12 @@ class Timeline:
     """By operator: calls per step."""
     busy_ratio: float | None
     """Share of the device's span in which a kernel ran; None without device events."""
+    busy_s: Seconds | None = None
+    """Seconds per step in which a kernel ran; None without device events."""
+    within: Mapping[str, RangeTime] = field(default_factory=dict)
+    """By operator; empty where nothing can be said of them."""
+    modules: Mapping[str, RangeTime] = field(default_factory=dict)
+    """By qualified name and class, where the trace has their ranges; empty where nothing can be said of them."""
 
 
 def store(raw: Path, folder: Path, *, arm: str, steps: int) -> Timeline:
@@ -73,7 +93,19 @@ def read(events: list[Any], *, arm: str, steps: int, path: str) -> Timeline:
         calls[str(event["name"])] += 1 / steps
     record = TraceRecord(arm=arm, path=path, events=len(events), device_events=len(device), steps=steps)
     rows = {name: (count / steps, seconds / steps) for name, (count, seconds) in totals.items()}
-    return Timeline(record, rows, dict(calls), _busy(device))
+    busy_us, span_us = _busy(device)
+    ranges = [event for event in spans if event.get("cat") == "user_annotation"]
+    modules = [event for event in ranges if str(event["name"]).startswith(MODULE)]
+    launches = _launches(spans, device) if device else None
+    return Timeline(
+        record,
+        rows,
+        dict(calls),
+        busy_ratio=busy_us / max(span_us, 1e-9) if device else None,
+        busy_s=busy_us / 1e6 / steps if device else None,
+        within=_times_in(operators, launches, steps),
+        modules={name.removeprefix(MODULE): found for name, found in _times_in(modules, launches, steps).items()},
+    )
 
 
 def difference(baseline: Timeline, candidate: Timeline) -> list[KernelTime]:
@@ -140,11 +172,11 @@ def _own_times(events: list[Any]) -> dict[str, tuple[float, float]]:
     return found
 
 
-def _busy(events: list[Any]) -> float | None:
-    """Union of the kernels' intervals over their whole span."""
+def _busy(events: list[Any]) -> tuple[float, float]:
+    """Union of the kernels' intervals, and their whole span; microseconds."""
     spans = sorted((float(event["ts"]), float(event["ts"]) + float(event["dur"])) for event in events)
     if not spans:
-        return None
+        return 0.0, 0.0
     busy, (start, end) = 0.0, spans[0]
     for left, right in spans[1:]:
         if left > end:
@@ -152,4 +184,90 @@ def _busy(events: list[Any]) -> float | None:
             start, end = left, right
         end = max(end, right)
     busy += end - start
-    return busy / max(max(right for _, right in spans) - spans[0][0], 1e-9)
+    return busy, max(right for _, right in spans) - spans[0][0]
+
+
+_Launch = tuple[Any, float, float]
+"""The host's thread, when it launched something, and how long that ran on the device."""
+
+
+def _times_in(ranges: list[Any], launches: list[_Launch] | None, steps: int) -> dict[str, RangeTime]:
+    """Time of every range: of what was launched in it, or without a device its own.
+
+    Nothing where kernels do not name their launches.
+    """
+    if launches == []:
+        return {}
+    calls: dict[str, int] = defaultdict(int)
+    own: dict[str, float] = defaultdict(float)
+    total: dict[str, float] = defaultdict(float)
+    threads: dict[Any, list[Any]] = defaultdict(list)
+    for event in ranges:
+        calls[str(event["name"])] += 1
+        threads[event.get("tid")].append(event)
+    for thread, mine in threads.items():
+        marks = [(start, length) for place, start, length in launches or () if place == thread]
+        for names, length in _own_of(mine) if launches is None else _inside(mine, marks):
+            own[names[-1]] += length
+            for name in set(names):
+                total[name] += length
+    return {
+        name: RangeTime(count / steps, own[name] / 1e6 / steps, total[name] / 1e6 / steps)
+        for name, count in calls.items()
+    }
+
+
+def _launches(spans: list[Any], device: list[Any]) -> list[_Launch]:
+    """Of every device event whose launch is in the trace."""
+    places = {
+        number: (event.get("tid"), float(event["ts"]))
+        for event in spans
+        if event.get("cat") in _LAUNCHES and (number := _correlation(event)) is not None
+    }
+    launched = [(_correlation(event), float(event["dur"])) for event in device]
+    return [(*places[number], length) for number, length in launched if number is not None and number in places]
+
+
+def _correlation(event: Mapping[str, Any]) -> int | None:
+    args = event.get("args")
+    number = args.get("correlation") if isinstance(args, dict) else None
+    return number if isinstance(number, int) else None
+
+
+_Named = tuple[tuple[str, ...], float]
+"""Names of the ranges around something, outermost first, and how long it took."""
+
+
+def _inside(ranges: list[Any], marks: list[tuple[float, float]]) -> Iterator[_Named]:
+    """Ranges around each mark; a mark is a moment and a length of its own. Those in no range are left out."""
+    stack: list[tuple[float, str]] = []
+    waiting = deque(sorted(ranges, key=_outer_first))
+    for moment, length in sorted(marks):
+        while waiting and float(waiting[0]["ts"]) <= moment:
+            _enter(stack, waiting.popleft())
+        while stack and stack[-1][0] < moment:
+            stack.pop()
+        if stack:
+            yield tuple(name for _, name in stack), length
+
+
+def _own_of(ranges: list[Any]) -> Iterator[_Named]:
+    """Every range with its length, and again, with what it takes away, for the range around it."""
+    stack: list[tuple[float, str]] = []
+    for event in sorted(ranges, key=_outer_first):
+        _enter(stack, event)
+        names, length = tuple(name for _, name in stack), float(event["dur"])
+        yield names, length
+        if names[:-1]:
+            yield names[:-1], -length
+
+
+def _enter(stack: list[tuple[float, str]], event: Mapping[str, Any]) -> None:
+    start = float(event["ts"])
+    while stack and stack[-1][0] <= start:
+        stack.pop()
+    stack.append((start + float(event["dur"]), str(event["name"])))
+
+
+def _outer_first(event: Mapping[str, Any]) -> tuple[float, float]:
+    return float(event["ts"]), -float(event["dur"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from e2e.schema.result import Result
-from e2e.story import tell
+from e2e.story import Story, tell
 from e2e.story_sections import Section, Table
 
 _SPECIAL = re.compile(r"([\\`*\[\]<>|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
@@ -17,17 +17,21 @@ class MarkdownReport:
 
     def render(self, result: Result) -> str:
         """The whole report."""
-        story = tell(result)
-        lines = [f"# {_escape(story.outcome)}", "", _escape(story.subject), ""]
-        if story.sentence:
-            lines += [f"{story.asked.capitalize()}: *{_escape(story.sentence)}*", ""]
-        lines += [line for mark in story.marks for line in (f"> **{_escape(mark)}**", "")]
-        lines += [f"- {_escape(reason)}" for reason in story.reasons]
-        lines += [line for label, text in story.signing for line in ("", f"**{label.capitalize()}.** {_escape(text)}")]
-        for section in story.sections:
-            lines += ["", f"## {_escape(section.title)}", "", *_section(section)]
-        lines += ["", "---", "", *(f"{_escape(line)}  " for line in story.footer)]
-        return "\n".join(lines).rstrip() + "\n"
+        return written(tell(result))
+
+
+def written(story: Story) -> str:
+    """Any story as Markdown."""
+    lines = [f"# {_escape(story.outcome)}", "", _escape(story.subject), ""]
+    if story.sentence:
+        lines += [f"{story.asked.capitalize()}: *{_escape(story.sentence)}*", ""]
+    lines += [line for mark in story.marks for line in (f"> **{_escape(mark)}**", "")]
+    lines += [f"- {_escape(reason)}" for reason in story.reasons]
+    lines += [line for label, text in story.signing for line in ("", f"**{label.capitalize()}.** {_escape(text)}")]
+    for section in story.sections:
+        lines += ["", f"## {_escape(section.title)}", "", *_section(section)]
+    lines += ["", "---", "", *(f"{_escape(line)}  " for line in story.footer)]
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _section(section: Section) -> list[str]:

@@ -1,0 +1,165 @@
+"""PARENT: `e2e profile`: without any candidate, where a step goes, and what a kernel for each op could win."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from e2e import assembly, outside, profile_store, registry, store
+from e2e.cache import cache_folder
+from e2e.formats._names import check_op
+from e2e.invocation import Invocation
+from e2e.kernel_template import Language, templates
+from e2e.measure.devices import reserved
+from e2e.pipeline import course_of, load_without_kernel
+from e2e.protocols import Progress
+from e2e.request import Loaded, Request
+from e2e.schema.kernel import OF_MODELS
+from e2e.schema.profile import OpProfile, ProfileReport
+from e2e.schema.result import METHOD
+from e2e.schema.workload import Cell, cells_of
+from e2e.stages.course import Course
+from e2e.stages.profile import Found, Look, Profiler
+
+POLICY = "profile"
+LOOK_SHARE = 0.35
+"""Of the budget, what looking for ops may take; the rest is for measuring them."""
+_SUGGESTED = 3
+"""Ops for which commands are suggested."""
+
+
+def profile(request: Request, *, ops: tuple[str, ...], progress: Progress) -> ProfileReport:
+    """Look at the step and at every op that occurs in it, measure as many as the budget allows, and store it all.
+
+    Only `ops` where any are named.
+
+    Raises:
+        UsageError: the caller's mistake.
+        EnvironmentFault: this machine cannot run it, or the report cannot be stored.
+    """
+    started = time.monotonic()
+    for name in ops:
+        if outside.place_of(name) is None:
+            check_op(name)
+    loaded = load_without_kernel(request, policy=POLICY, command="profile")
+    cells = cells_of(loaded.workload.workload)
+    run = store.Run.create(request.out, loaded.workload.workload.name)
+    progress.stage("run", str(run.folder))
+    found, interrupted = Found(), False
+    scratch = Path(tempfile.mkdtemp(prefix="e2e-"))
+    course = course_of(loaded, cells[0], run, progress, scratch)
+    try:
+        with reserved(loaded.device, cache_folder() / "locks", progress.note):
+            course.crew.start(sides=[True])
+            _collect(course, found, ops)
+    except KeyboardInterrupt:
+        interrupted = True
+        if found.device is None:  # nothing is known, not even the device
+            raise
+    finally:
+        course.crew.close()
+        shutil.rmtree(scratch, ignore_errors=True)
+    found.unseen += course.crew.remarks()
+    report = _report(
+        loaded, cells, course, found, run_id=run.run_id, seconds=time.monotonic() - started, interrupted=interrupted
+    )
+    profile_store.keep(report, run)
+    return report
+
+
+def _collect(course: Course, found: Found, ops: tuple[str, ...]) -> None:
+    profiler, budget_s = Profiler(course, found), course.policy.budgets.cell_s
+    course.progress.stage("profile", "loading the model")
+    profiler.open()
+    course.progress.stage("profile", "the step: memory and traces")
+    profiler.look_at_step()
+    names = ops or [name for name in registry.names("ops") if name not in OF_MODELS]
+    looks: list[Look] = []
+    for place, op in enumerate(names):
+        course.progress.stage("profile", f"looking for {op} ({place + 1} of {len(names)})")
+        if not ops and course.deadline.left_s < (1 - LOOK_SHARE) * budget_s:
+            found.ops[op] = OpProfile(op=op, status="not_looked_at", reason="the time for looking was used up")
+            continue
+        with profiler.guarded(op):
+            looks += profiler.look_for(op)
+    course.progress.stage("profile", "the model as it is, in every mode")
+    profiler.choose_mode()
+    looks.sort(key=lambda look: -(found.ops[look.op].stopwatch_ratio or 0.0))
+    for place, look in enumerate(looks):
+        if course.deadline.left_s <= 0:
+            break
+        course.progress.stage("profile", f"{look.op} replaced by nothing ({place + 1} of {len(looks)})")
+        with profiler.guarded(look.op):
+            profiler.measure(look, 1 / (len(looks) - place))
+
+
+def _report(
+    loaded: Loaded,
+    cells: Sequence[Cell],
+    course: Course,
+    found: Found,
+    *,
+    run_id: str,
+    seconds: float,
+    interrupted: bool,
+) -> ProfileReport:
+    assert found.device is not None
+    ops = sorted(found.ops.values(), key=_order)
+    return ProfileReport(
+        run_id=run_id,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        seconds=seconds,
+        command=list(loaded.request.command),
+        is_interrupted=interrupted,
+        workload=loaded.workload.workload,
+        cell=cells[0],
+        cells=len(cells),
+        overrides=loaded.workload.overrides,
+        policy=loaded.policy,
+        random_weights=loaded.workload.workload.model.weights == "random",
+        seed=loaded.seed,
+        method=METHOD,
+        device=found.device,
+        modes=found.modes,
+        strongest=found.strongest,
+        steps=found.steps,
+        memory=found.memory,
+        ops=ops,
+        absent=found.absent,
+        next=_next(loaded, ops, run_id),
+        environment=assembly.environment(loaded, course.evidence),
+        unseen=found.unseen,
+    )
+
+
+def _order(op: OpProfile) -> tuple[bool, bool, float]:
+    """Measured ones by their ceiling, then those without one, then the others by the stopwatch."""
+    most = op.ceiling or op.share
+    return op.ceiling is None, op.share is None, -(most.point_estimate if most else op.stopwatch_ratio or 0.0)
+
+
+def _next(loaded: Loaded, ops: Sequence[OpProfile], run_id: str) -> list[str]:
+    """For the ops worth a kernel: write one, check it on this model's own inputs, validate it."""
+    request = loaded.request
+    language = Language.CPP if loaded.device.name == "cpu" else Language.CU
+    worth = [op for op in ops if op.worth in ("yes", "maybe") and op.op in templates(language)]
+    commands = []
+    for op in worth[:_SUGGESTED]:
+        file = f"{op.op}.{language}"
+        options = ["--device", request.device] if request.device != "auto" else []
+        typed = Invocation(
+            workload=request.workload,
+            kernels=(file,),
+            run=str(request.out / run_id),
+            overrides=request.overrides,
+            options=tuple(options),
+        )
+        commands += [shlex.join(["e2e", "new", "kernel", op.op, "--lang", language.value])]
+        if op is worth[0]:
+            commands += [shlex.join(["e2e", "check", file, "--captures", typed.run]), typed.validate()]
+    return commands
