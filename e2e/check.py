@@ -16,6 +16,7 @@ from typing import Any, get_args
 
 from e2e.assembly import near
 from e2e.cache import cache_folder
+from e2e.capture_files import Captures, find_captures
 from e2e.configuration import load_policy
 from e2e.errors import UsageError
 from e2e.exam import SEED_SPACE
@@ -54,6 +55,8 @@ class CheckRequest:
     kernel: str
     op: str | None = None
     dtypes: tuple[str, ...] = ()
+    captures: str | None = None
+    """A file of captured inputs, or a run that holds some; None for the op's own examples."""
     device: str = "auto"
     seed: int | None = None
     command: tuple[str, ...] = ()
@@ -69,6 +72,10 @@ def check(request: CheckRequest, progress: Progress) -> CheckReport:
     started = time.monotonic()
     kernel = read_kernel(request.kernel, op=request.op)
     dtypes = _dtypes(request, kernel)
+    captured = None
+    if request.captures is not None:
+        captured = find_captures(request.captures, op=kernel.manifest.op)
+        dtypes = [_captured_dtype(captured, dtypes, kernel)]
     device = find_device(request.device, kernel_device=kernel.manifest.device)
     seed = secrets.randbelow(SEED_SPACE) if request.seed is None else request.seed
     policy = _policy()
@@ -76,7 +83,7 @@ def check(request: CheckRequest, progress: Progress) -> CheckReport:
     workers = OpWorkers(device=device.name, seed=seed, policy=policy, scratch=scratch, kernel=kernel)
     try:
         with reserved(device, cache_folder() / "locks", progress.note):
-            checks, verdict, facts = _checks(workers, device, dtypes, progress)
+            checks, verdict, facts = _checks(workers, device, dtypes, captured, progress)
             unseen = workers.remarks() if checks else []
     finally:
         workers.close()
@@ -87,6 +94,7 @@ def check(request: CheckRequest, progress: Progress) -> CheckReport:
         seconds=time.monotonic() - started,
         command=list(request.command),
         again=_again(request, seed, worst),
+        captures=near(str(captured.path)) if captured else None,
         outcome=worst.outcome if worst else verdict.outcome if verdict else None,
         reasons=worst.reasons if worst else verdict.reasons if verdict else [],
         kernel=kernel.model_copy(update={"path": near(kernel.path)}),
@@ -120,8 +128,21 @@ def _dtypes(request: CheckRequest, kernel: Kernel) -> Sequence[DType]:
     return [dtype for dtype in declared if not request.dtypes or dtype in request.dtypes]
 
 
+def _captured_dtype(captured: Captures, dtypes: Sequence[DType], kernel: Kernel) -> DType:
+    """That of the captured inputs.
+
+    Raises:
+        UsageError: it is not one that the kernel declares, or none that was asked for.
+    """
+    for dtype in dtypes:
+        if dtype == captured.dtype:
+            return dtype
+    named = f"{kernel.spec} is checked in {', '.join(dtypes)}"
+    raise UsageError(f"--captures {captured.path}: inputs in {captured.dtype}, and {named}")
+
+
 def _checks(
-    workers: Workers, device: Device, dtypes: Sequence[DType], progress: Progress
+    workers: Workers, device: Device, dtypes: Sequence[DType], captured: Captures | None, progress: Progress
 ) -> tuple[list[DtypeCheck], Verdict | None, DeviceFacts | None]:
     """One check per dtype; or, where the kernel does not build, what that means."""
     workers.start()  # before the compiler, whose time the imports then share
@@ -134,7 +155,7 @@ def _checks(
     for dtype in dtypes:
         progress.stage("check", f"{workers.kernel.manifest.op} in {dtype}, against float64")
         with workers.fresh("open_op", clean=True, dtype=dtype) as clean:
-            checks.append(_DtypeRun(workers, clean, dtype).check())
+            checks.append(_DtypeRun(workers, clean, dtype, captured).check())
             name, memory = clean.facts["device"], clean.facts["memory"]
     kind = "cpu" if device.name == "cpu" else "cuda"
     facts = DeviceFacts(kind=kind, name=name, count_threads=thread_count(), total_memory_bytes=memory)
@@ -158,7 +179,8 @@ def _policy() -> Policy:
 class _DtypeRun:
     """One dtype's way through the check: what was found before a fault stays."""
 
-    def __init__(self, workers: Workers, clean: Worker, dtype: DType) -> None:
+    def __init__(self, workers: Workers, clean: Worker, dtype: DType, captured: Captures | None) -> None:
+        self._captured = str(captured.path.resolve()) if captured else None
         self._workers, self._clean, self._dtype = workers, clean, dtype
         self._ratio = workers.policy.numerics.error_ratio
         self._calls, self._outputs, self._gradients = (
@@ -169,7 +191,7 @@ class _DtypeRun:
     def check(self) -> DtypeCheck:
         """Everything, or as much as the kernel lets happen."""
         faults = []
-        self._workers.require(self._clean, "draw", path=self._calls)
+        self._workers.require(self._clean, "draw", path=self._calls, captured=self._captured)
         try:
             with self._workers.fresh("open_op", clean=False, dtype=self._dtype) as worker:
                 self._workers.bind(worker, [], stage=STAGE)
@@ -228,5 +250,6 @@ def _again(request: CheckRequest, seed: int, worst: DtypeCheck | None) -> str:
     words += ["--op", request.op] if request.op else []
     dtypes = (worst.dtype,) if worst else request.dtypes
     words += [word for dtype in dtypes for word in ("--dtype", dtype)]
+    words += ["--captures", request.captures] if request.captures else []
     words += ["--device", request.device] if request.device != "auto" else []
     return shlex.join([*words, "--seed", str(seed)])

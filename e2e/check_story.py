@@ -18,6 +18,7 @@ def tell(report: CheckReport) -> Story:
     op = report.kernel.manifest.op
     failing = next((item for item in report.dtypes if item.outcome is not None), None)
     where = f", {report.device.name}" if report.device else ""
+    inputs = f"inputs captured in {report.captures}" if report.captures else "the op's own inputs"
     sections = [_dtypes(report), _first(report, failing), _declined(report)]
     return Story(
         tone="good" if report.outcome is None else "open" if report.outcome is Outcome.INCONCLUSIVE else "bad",
@@ -25,7 +26,7 @@ def tell(report: CheckReport) -> Story:
         subject=clean(f"{op} by {report.kernel.spec}{where}"),
         asked="tested",
         sentence=f"it is as right as PyTorch, within {report.error_ratio:g}x of PyTorch's own error against float64, "
-        "on the op's own inputs.",
+        f"on {inputs}.",
         marks=("No workload was run: nothing is said of speed, nor of any model.",) if report.outcome is None else (),
         reasons=tuple(reason_line(reason) for reason in report.reasons[:_REASONS_SHOWN]),
         sections=tuple(section for section in sections if not section.is_empty),

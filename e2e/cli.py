@@ -177,6 +177,9 @@ def check(
     dtype: Annotated[
         list[str] | None, typer.Option(metavar="DTYPE", help="One of those that it declares; all if not given.")
     ] = None,
+    captures: Annotated[
+        str | None, typer.Option(metavar="FILE|RUN", help="On inputs that `e2e profile` captured, not on drawn ones.")
+    ] = None,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda[:N]", help="Where to run.")] = "auto",
     seed: Annotated[int | None, typer.Option(min=0, max=MOST_SEED, help="Seed of the inputs.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Report on stdout as JSON, all else on stderr.")] = False,
@@ -193,6 +196,7 @@ def check(
         kernel=kernel,
         op=op,
         dtypes=tuple(dtype or ()),
+        captures=captures,
         device=device,
         seed=seed,
         command=("e2e", *context.obj),

@@ -46,13 +46,13 @@ def _marks(report: ProfileReport) -> tuple[str, ...]:
 
 def _ops(report: ProfileReport) -> Section:
     shown = [op for op in report.ops if op.share is not None or op.ceiling is not None][:_OPS]
-    header = ("op", "calls", "of the step", "any kernel at most", "2x as fast", "worth it", "PyTorch's own paths")
+    header = ("op", "calls", "of the step", "any kernel at most", "2x as fast", "worth it", "for nothing")
     rows = tuple(_op_row(op) for op in shown)
     lines = []
     if rows:
         lines = [
-            f"of the step: {wording.arm(AS_SHIPPED)}; at most: the fastest PyTorch path over the op replaced by nothing",
-            f"worth it: whether that is above {1 + report.policy.margin:g}x; in one process, where a verdict takes five",
+            "of the step: eager as shipped. At most: the fastest PyTorch path over the op replaced by nothing",
+            f"Worth it: whether that is above {1 + report.policy.margin:g}x. In one process; a verdict takes five.",
         ]
     return Section("Ops, by what any kernel could win", Table(header, rows), lines=tuple(lines))
 
@@ -65,7 +65,7 @@ def _op_row(op: OpProfile) -> tuple[str, ...]:
         _short(op),
         f"{op.twice_as_fast_ratio:.3f}x" if op.twice_as_fast_ratio is not None else ABSENT,
         _WORTH[op.worth] if op.worth else "unknown",
-        _alternatives(op),
+        _free(op),
     )
 
 
@@ -77,12 +77,11 @@ def _short(op: OpProfile) -> str:
     return f"{op.ceiling.point_estimate:.3f}x ({bounds})"
 
 
-def _alternatives(op: OpProfile) -> str:
-    """What PyTorch gives for nothing, the fastest first."""
-    timed = [other for other in op.alternatives if other.speedup is not None]
-    timed.sort(key=lambda other: -other.speedup.point_estimate if other.speedup else 0.0)
-    parts = [f"{clean(other.name, 40)} {other.speedup.point_estimate:.3f}x" for other in timed[:2] if other.speedup]
-    return "; ".join(parts)
+def _free(op: OpProfile) -> str:
+    """The fastest of PyTorch's own paths, which a user could take today."""
+    timed = [(other.speedup.point_estimate, other.name) for other in op.alternatives if other.speedup is not None]
+    speedup, name = max(timed, default=(0.0, ""))
+    return f"{speedup:.3f}x by {clean(name, 40)}" if timed else ""
 
 
 # ---- The step
@@ -151,28 +150,27 @@ def _where(report: ProfileReport) -> Section:
 
 
 def _left_out(report: ProfileReport) -> Section:
-    """Ops that were not measured, and sites that no kernel can take, each with its reason."""
-    facts = []
+    """Ops that were not measured, and sites that no kernel can take, by the reason."""
+    lines: dict[str, list[str]] = {}
     for op in report.ops:
+        name = clean(op.op, 40)
         if op.status != "measured":
-            about = f", about {percent(op.stopwatch_ratio, digits=2)} of the step" if op.stopwatch_ratio else ""
-            facts.append((clean(op.op, 24), clean(f"{op.status.replace('_', ' ')}{about}: {op.reason}", 160)))
+            name += f" (about {percent(op.stopwatch_ratio, digits=2)} of the step)" if op.stopwatch_ratio else ""
+            lines.setdefault(f"{op.status.replace('_', ' ')}: {op.reason}", []).append(name)
         elif op.ceiling is None:
-            facts.append((clean(op.op, 24), clean(f"ceiling unknown: {op.ceiling_reason}", 160)))
-        elif op.not_sites:
-            number = sum(len(group.sites) for group in op.not_sites)
-            facts.append((clean(op.op, 24), clean(f"{count(number, 'site')} left out: {op.not_sites[0].reason}", 160)))
-    return Section("Not measured", facts=tuple(facts))
+            lines.setdefault(f"ceiling unknown: {op.ceiling_reason}", []).append(name)
+        for group in op.not_sites if op.sites else ():
+            lines.setdefault(f"cannot take a kernel: {group.reason}", []).append(f"{len(group.sites)} of {name}")
+    return Section(
+        "Not measured", Table(("op", "why"), tuple((", ".join(ops), clean(why)) for why, ops in lines.items()))
+    )
 
 
 def _next(report: ProfileReport) -> Section:
-    worth = [op for op in report.ops if op.worth in ("yes", "maybe")]
-    if not worth:
-        measured = [op for op in report.ops if op.ceiling is not None]
-        none = "no op that was measured can win the margin" if measured else "nothing was measured"
-        return Section("Ops worth a kernel", lines=(none,))
-    names = ", ".join(clean(op.op, 40) + ("" if op.worth == "yes" else " (perhaps)") for op in worth)
-    return Section("Ops worth a kernel", lines=(names, *(f"  {clean(command)}" for command in report.next)))
+    named = {worth: [clean(op.op, 40) for op in report.ops if op.worth == worth] for worth in ("yes", "maybe")}
+    lines = [", ".join(named["yes"]) or "none for certain, of those that were measured"]
+    lines += [f"perhaps, a larger --budget tells: {', '.join(named['maybe'])}"] if named["maybe"] else []
+    return Section("Ops worth a kernel", lines=(*lines, *(f"  {clean(command)}" for command in report.next)))
 
 
 def _footer(report: ProfileReport) -> tuple[str, ...]:

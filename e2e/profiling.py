@@ -137,10 +137,11 @@ def _report(
     )
 
 
-def _order(op: OpProfile) -> tuple[bool, bool, float]:
-    """Measured ones by their ceiling, then those without one, then the others by the stopwatch."""
+def _order(op: OpProfile) -> tuple[int, bool, float]:
+    """By worth, then by ceiling; those without one by their share of the step, then by the stopwatch."""
     most = op.ceiling or op.share
-    return op.ceiling is None, op.share is None, -(most.point_estimate if most else op.stopwatch_ratio or 0.0)
+    rank = ("yes", "maybe", None, "no").index(op.worth)
+    return rank, op.share is None, -(most.point_estimate if most else op.stopwatch_ratio or 0.0)
 
 
 def _next(loaded: Loaded, ops: Sequence[OpProfile], run_id: str) -> list[str]:

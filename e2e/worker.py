@@ -162,11 +162,13 @@ class Handlers:
         self.examiner = examiner = Examiner(self.session, self.op, sites)
         return examiner.survey(seed=self.seed, path=Path(path), budget_bytes=budget_bytes, is_named=named is not None)
 
-    def do_draw(self, *, path: str) -> dict[str, Any]:
-        """See OpExaminer.draw."""
+    def do_draw(self, *, path: str, captured: str | None) -> dict[str, Any]:
+        """See OpExaminer.draw; where a file of captured inputs is given, OpExaminer.take."""
         from e2e.numerics.op_level import OpExaminer
 
         self.examiner = examiner = OpExaminer(self.op, self.device)
+        if captured is not None:
+            return examiner.take(Path(captured), seed=self.seed, path=Path(path))
         return examiner.draw(dtype=self.dtype, seed=self.seed, path=Path(path))
 
     def do_compare_op_gradients(self, *, path: str, ratio: float) -> dict[str, Any]:
@@ -239,9 +241,9 @@ class Handlers:
         found: dict[str, Any] = self.examiner.forms(most=most)
         return found
 
-    def do_save_captured(self, *, path: str, budget_bytes: int) -> dict[str, Any]:
+    def do_save_captured(self, *, path: str, op: str, budget_bytes: int) -> dict[str, Any]:
         """See Examiner.save_captured."""
-        found: dict[str, Any] = self.examiner.save_captured(path=Path(path), budget_bytes=budget_bytes)
+        found: dict[str, Any] = self.examiner.save_captured(path=Path(path), op=op, budget_bytes=budget_bytes)
         return found
 
     def do_stopwatch(self) -> dict[str, Any]:

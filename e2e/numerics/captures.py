@@ -172,3 +172,17 @@ def _clone(tensor: Tensor) -> Tensor:
     lead = tensor.storage_offset() % ALIGNMENT
     window = tensor.detach().as_strided((lead + reach,), (1,), tensor.storage_offset() - lead)
     return window.clone().as_strided(tensor.shape, tensor.stride(), lead)
+
+
+def turned(item: Captured) -> list[Captured]:
+    """A call of the same shapes with other values: an op that a step calls once would let a kernel answer by shape.
+
+    None where the first tensor is one value, or one in many places.
+    """
+    moved = clone_call(item.call)  # its strides too
+    first = moved.tensors[0]
+    steps = [stride for size, stride in zip(first.shape, first.stride(), strict=True) if size > 1]
+    if not steps or 0 in steps:
+        return []
+    first.copy_(item.call.tensors[0].roll(1, 0).roll(1, -1))
+    return [Captured(item.site, "the same shape, values moved", moved)]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from e2e.errors import UsageError
 from e2e.measure.audit import FAR
 from e2e.measure.fingerprint import checksum
-from e2e.numerics.captures import Captured, clone_call, described, read_outputs, save_calls, select, storages_of
+from e2e.numerics.captures import Captured, described, read_outputs, save_calls, select, storages_of, turned
 from e2e.numerics.compare import distance_of, error_of, floor_of
 from e2e.numerics.conformance import LOUD, Outputs, Watch
 from e2e.numerics.kept import Kept
@@ -34,7 +34,6 @@ MODE_RATIO = 8.0
 
 
 NOT_RUN = "its forward does not run with its own code in the kernel's place"
-NOT_CALLED = "it is not called in this step"
 AGAIN = 1 / 16
 """Share of the questions that are asked again of answers that an earlier run kept, one at least."""
 
@@ -111,7 +110,7 @@ class Examiner(OpExaminer):
         if kept:
             first = kept[0]
             edges = [Captured(first.site, label, call) for label, call in self._op.edge_calls(first.call, seed)]
-            self._calls = [*kept, *_turned(first), *edges]
+            self._calls = [*kept, *turned(first), *edges]
         if kept or is_named:  # of a patch there is always something to run, if only in the model
             save_calls(path, self._calls)
         rows = [
@@ -130,13 +129,16 @@ class Examiner(OpExaminer):
         rows = [{"calls": calls, **described(form)} for form, calls in counted]
         return {"calls": len(self._forms), "sites": len(self.fit), "forms": rows}
 
-    def save_captured(self, *, path: Path, budget_bytes: int) -> dict[str, Any]:
-        """The model's own inputs of the op, as the survey kept them, if they fit: stored calls and bytes."""
+    def save_captured(self, *, path: Path, op: str, budget_bytes: int) -> dict[str, Any]:
+        """The model's own inputs of the op, as the survey kept them, if they fit: stored calls and bytes.
+
+        `op` is the name by which it can be found again.
+        """
         kept = [item for item in self._calls if item.label == CAPTURED]
         size = sum(tensor.nbytes for tensor in storages_of(kept))
         if not kept or size > budget_bytes:
             return {"calls": 0, "bytes": size}
-        save_calls(path, kept, about={"op": self._op.name, "dtype": self._session.cell.dtype})
+        save_calls(path, kept, about={"op": op, "dtype": self._session.cell.dtype})
         return {"calls": len(kept), "bytes": path.stat().st_size}
 
     def _try_in_place(self, sites: list[Site], watch: Watch, outputs: Outputs, seed: int) -> tuple[Site, str] | None:
@@ -308,20 +310,6 @@ class Examiner(OpExaminer):
 def _as_named(row: dict[str, Any], *, is_called: bool) -> dict[str, Any]:
     why = str(row["incompatible"]).removeprefix(f"{NOT_RUN}: ") if is_called and row["incompatible"] else None
     return {**row, "incompatible": None if is_called else NOT_CALLED, "unchecked": why}
-
-
-def _turned(item: Captured) -> list[Captured]:
-    """A call of the same shapes with other values: an op that a step calls once would let a kernel answer by shape.
-
-    None where the first tensor is one value, or one in many places.
-    """
-    moved = clone_call(item.call)  # its strides too
-    first = moved.tensors[0]
-    steps = [stride for size, stride in zip(first.shape, first.stride(), strict=True) if size > 1]
-    if not steps or 0 in steps:
-        return []
-    first.copy_(item.call.tensors[0].roll(1, 0).roll(1, -1))
-    return [Captured(item.site, "the same shape, values moved", moved)]
 
 
 def _same_again(known: dict[str, Tensor], questions: list[Question], model: nn.Module) -> int:

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from torch import library as lib
 
 from e2e.binding import registered
-from e2e.numerics.captures import Captured, load_calls, output_names, read_outputs, save_calls
+from e2e.errors import UsageError
+from e2e.numerics.captures import Captured, load_calls, output_names, read_outputs, save_calls, turned
 from e2e.numerics.compare import exactly, judge_outputs, wider
 from e2e.numerics.precisions import Lowering, lowered, ways_below
 from e2e.numerics.training import worst_gradient
@@ -44,6 +46,25 @@ class OpExaminer:
         for label, variant in more(dtype, self._device, seed) if more is not None else ():
             self._calls.append(Captured(self._op.name, label, variant))
         self._calls += [Captured(self._op.name, label, edge) for label, edge in self._op.edge_calls(call, seed)]
+        save_calls(path, self._calls)
+        return {"calls": len(self._calls)}
+
+    def take(self, captured: Path, *, seed: int, path: Path) -> dict[str, Any]:
+        """A model's own inputs of the op, and edge inputs made of the first, saved for the kernel's process.
+
+        Raises:
+            UsageError: the file does not hold calls of this op.
+        """
+        try:
+            calls = load_calls(captured, self._device)
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+            raise UsageError(f"{captured}: its calls cannot be read: {clean(str(error))}") from error
+        counts = (len(self._op.tensor_names), len(self._op.scalar_names))
+        if not calls or any((len(item.call.tensors), len(item.call.scalars)) != counts for item in calls):
+            raise UsageError(f"{captured} holds no calls of {self._op.name}")
+        first = calls[0]
+        edges = [Captured(first.site, label, edge) for label, edge in self._op.edge_calls(first.call, seed)]
+        self._calls = [*calls, *turned(first), *edges]
         save_calls(path, self._calls)
         return {"calls": len(self._calls)}
 

@@ -34,7 +34,7 @@ class DtypeCheck(Record):
     """None: it passed."""
     reasons: list[Reason]
     inputs: list[OpCheck]
-    """The op's example, then its edge inputs."""
+    """The op's example, or what a model gave it, then edge inputs."""
     mutants: list[MutantCheck]
     gradients: TrainingCheck | None
     """Of every tensor of the example; None where the kernel declares no `backward`, or does not take the example."""
@@ -52,6 +52,8 @@ class CheckReport(Record):
     command: list[str]
     again: str
     """The command that checks the same kernel on the same inputs, in the dtype that failed where one did."""
+    captures: str | None = None
+    """File of the inputs, which some workload's step gave; None for the op's own examples."""
     outcome: Outcome | None
     """None: it passed in every dtype."""
     reasons: list[Reason]

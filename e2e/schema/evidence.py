@@ -82,6 +82,8 @@ class Engagement(Record):
     """How engagement was proven, in words."""
 
 
+NOT_CALLED = "it is not called in this step"
+"""Why a site that a module declares is none."""
 CAPTURED, EXAMPLE = "captured", "example"
 TYPICAL = (CAPTURED, EXAMPLE)
 """Labels of inputs that a kernel must take: a model's own, and the op's example where there is no model."""

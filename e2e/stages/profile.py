@@ -10,18 +10,19 @@ from typing import Any
 
 from e2e import outside, stats, wording
 from e2e.arm_names import AS_SHIPPED, ArmName
+from e2e.capture_files import FOLDER, file_name
 from e2e.errors import E2EError
 from e2e.measure.schedule import steps_for
 from e2e.processes import Worker, WorkerFault
 from e2e.profile import timeline
 from e2e.profile.timeline import Timeline
-from e2e.schema.evidence import ArmRecord, DeviceFacts, SiteRecord
+from e2e.schema.evidence import NOT_CALLED, ArmRecord, DeviceFacts, SiteRecord
 from e2e.schema.profile import Capture, ModuleRow, OpProfile, SiteGroup, StepMemory, StepProfile, TimeRow
 from e2e.schema.words import Mode, Role, Stage
 from e2e.stages.check import know_device, mode_problem, survey
 from e2e.stages.course import Course
 from e2e.stages.planted import for_op
-from e2e.stages.timing import rough_step_s, run_block, warm_up
+from e2e.stages.timing import Phase, rough_step_s, run_block, warm_up
 from e2e.units import Bytes, Ratio, Seconds
 from e2e.winnings import strongest_of, winnings_of
 
@@ -31,6 +32,8 @@ COMPILE_SHARE = 0.3
 """Of the time left, the most that compiling the model in one more mode may take."""
 PILOT_BLOCKS = 2
 """Mirrored blocks of all arms; they choose the strongest, and are part of no ceiling."""
+FEWEST = 2
+"""Blocks of a phase without which there is no interval, whatever time is left."""
 FORMS, ROWS = 24, 40
 """Most forms of calls, and rows of a table, that are stored."""
 SLOW = 1.5
@@ -73,6 +76,8 @@ class Profiler:
         """Of the process."""
         self._ready: set[str] = set()
         """Arms of the model as it is that are ready in the process."""
+        self._compile_s: Seconds = 0.0
+        """What the last arm that was compiled took."""
 
     # ---- The step
 
@@ -106,10 +111,9 @@ class Profiler:
         """A profiled pass of the arm, stored; None where it cannot be had, and then it is among what was not seen."""
         course, raw = self._course, self._course.path("trace.json")
         name = f"{arm}.modules" if by_module else arm
-        steps = 1 if by_module else TRACE_STEPS
         try:
-            course.crew.require(self._worker, "trace", arm=arm, path=str(raw), steps=steps, by_module=by_module)
-            return timeline.store(raw, course.folder / "traces", arm=name, steps=steps)
+            course.crew.require(self._worker, "trace", arm=arm, path=str(raw), steps=TRACE_STEPS, by_module=by_module)
+            return timeline.store(raw, course.folder / "traces", arm=name, steps=TRACE_STEPS)
         except (ValueError, OSError, KeyError, TypeError, E2EError) as error:
             self._found.unseen.append(f"trace of {name}: {error}")
             self._revive()
@@ -135,7 +139,7 @@ class Profiler:
         survey(own)
         engagement = own.evidence.engagement
         assert engagement is not None
-        if not engagement.sites:
+        if all(site.reason == NOT_CALLED for site in engagement.sites):
             return self._none(op)
         groups = _groups(engagement.sites)
         if not own.fqns:
@@ -163,15 +167,17 @@ class Profiler:
 
     def _captured(self, op: str, budget_bytes: Bytes) -> Capture:
         """The op's inputs in the run's folder, whole or not at all."""
-        folder, name = self._course.folder / "captures", f"{_file_name(op)}.safetensors"
+        folder, name = self._course.folder / FOLDER, file_name(op)
         folder.mkdir(exist_ok=True)
         part = (folder / f".{name}.part").resolve()
-        said = self._course.crew.require(self._worker, "save_captured", path=str(part), budget_bytes=budget_bytes)
+        said = self._course.crew.require(
+            self._worker, "save_captured", path=str(part), op=op, budget_bytes=budget_bytes
+        )
         if not said["calls"]:
             least = f"one call takes {wording.size(said['bytes'])}, and the policy allows {wording.size(budget_bytes)}"
             return Capture(path=None, calls=0, bytes=0, reason=least)
         part.replace(folder / name)
-        return Capture(path=f"captures/{name}", calls=said["calls"], bytes=said["bytes"])
+        return Capture(path=f"{FOLDER}/{name}", calls=said["calls"], bytes=said["bytes"])
 
     def _know(self, op: str, **fields: Any) -> None:
         known = self._found.ops[op].model_dump()
@@ -236,6 +242,8 @@ class Profiler:
             return _record(name, status="failed", reason=wording.clean(fault.message))
         if arm.mode.is_compiled and not reply["regions"]:
             return _record(name, status="void", reason="it ran eagerly: no compiled region was entered")
+        if arm.mode.is_compiled:
+            self._compile_s = reply["first_step_s"]
         if arm.role is Role.BASELINE and arm.alternative is None:
             self._ready.add(name)
         return _record(name, first_step_s=reply["first_step_s"], compiled_regions=reply["regions"])
@@ -272,7 +280,9 @@ class Profiler:
         records = [_timed(own, record) for record in records]
         own.learn(arms=records, baseline=strongest_of(records, own.policy))
         kept = [record.name for record in records if record.status == "ok" and not self._is_slow(record)]
-        self._blocks(own, kept, own.policy.max_blocks, phase="ceiling", until=until)
+        self._blocks(own, kept, own.policy.blocks, phase="ceiling", until=until)
+        while winnings_of(own.evidence, own.policy).worth == "maybe" and self._has_room(own, until):
+            self._blocks(own, kept, 1, phase="ceiling", until=until)
         found = winnings_of(own.evidence, own.policy)
         self._know(
             look.op,
@@ -301,7 +311,7 @@ class Profiler:
         An alternative is not compiled: a compiler often makes it the same code, and compiling takes the op's time.
         """
         modes = dict.fromkeys((Mode.EAGER, ArmName.parse(str(self._found.strongest)).mode))
-        takes_s = max((record.first_step_s or 0.0 for record in self._found.modes if record.mode in modes), default=0.0)
+        takes_s = self._compile_s
         names: list[ArmName] = []
         left_out: list[ArmName] = []
         for mode in modes:
@@ -316,12 +326,15 @@ class Profiler:
     def _is_slow(self, record: ArmRecord) -> bool:
         return record.alternative is not None and (record.step_s or 0.0) > SLOW * self._step_s
 
-    def _blocks(self, own: Course, names: Sequence[str], most: int, *, phase: Any, until: float) -> None:
-        """So many mirrored blocks of those arms, or as many as the time allows; two at least."""
+    def _has_room(self, own: Course, until: float) -> bool:
+        return _blocks_in(own, "ceiling") < own.policy.max_blocks and time.monotonic() < until
+
+    def _blocks(self, own: Course, names: Sequence[str], most: int, *, phase: Phase, until: float) -> None:
+        """So many more mirrored blocks of those arms, or as many as the time allows; an op gets two in any case."""
         steps = steps_for(self._step_s, segment_s=own.policy.segment_s, min_steps=own.policy.min_steps)
-        first = PILOT_BLOCKS if phase == "ceiling" else 0
+        first = _blocks_in(own, phase)
         for number in range(first, first + most):
-            if number - first >= PILOT_BLOCKS and time.monotonic() > until:
+            if number >= FEWEST and time.monotonic() > until:
                 return
             run_block(
                 own,
@@ -332,6 +345,10 @@ class Profiler:
                 block_number=number,
                 stage=STAGE,
             )
+
+
+def _blocks_in(course: Course, phase: Phase) -> int:
+    return 1 + max((item.block for item in course.evidence.segments if item.phase == phase), default=-1)
 
 
 def _record(name: str, **fields: Any) -> ArmRecord:
@@ -351,10 +368,6 @@ def _groups(sites: Sequence[SiteRecord]) -> list[SiteGroup]:
         if site.status == "incompatible":
             reasons.setdefault(str(site.reason), []).append(site.fqn)
     return [SiteGroup(reason=reason, sites=fqns) for reason, fqns in reasons.items()]
-
-
-def _file_name(op: str) -> str:
-    return "".join(char if char.isalnum() or char in "_-" else "." for char in op).strip(".")
 
 
 # ---- Tables
