@@ -348,6 +348,10 @@ class Arena:
         batch = self.batches(arm, [seed])[0]
         return tuple(tensor.clone() for tensor in self._execute(arm, batch))
 
+    def execute(self, name: str, batch: tuple[Tensor, ...]) -> None:
+        """A step and nothing else: no fingerprint, no wait."""
+        self._execute(self._arms[name], batch)
+
     def sync(self) -> None:
         """Wait for the whole device, not one stream."""
         if self._session.device != "cpu":

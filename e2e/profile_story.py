@@ -78,10 +78,10 @@ def _short(op: OpProfile) -> str:
 
 
 def _free(op: OpProfile) -> str:
-    """The fastest of PyTorch's own paths, which a user could take today."""
-    timed = [(other.speedup.point_estimate, other.name) for other in op.alternatives if other.speedup is not None]
-    speedup, name = max(timed, default=(0.0, ""))
-    return f"{speedup:.3f}x by {clean(name, 40)}" if timed else ""
+    """The surest of PyTorch's own paths, which a user could take today."""
+    timed = [other for other in op.alternatives if other.speedup is not None]
+    best = max(timed, key=lambda other: other.speedup.lower_bound if other.speedup else 0.0, default=None)
+    return f"{best.speedup.point_estimate:.3f}x {clean(best.name, 40)}" if best and best.speedup else ""
 
 
 # ---- The step

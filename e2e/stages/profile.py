@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,20 +25,20 @@ from e2e.stages.course import Course
 from e2e.stages.planted import for_op
 from e2e.stages.timing import Phase, rough_step_s, run_block, warm_up
 from e2e.units import Bytes, Ratio, Seconds
-from e2e.winnings import strongest_of, winnings_of
+from e2e.winnings import relative_times, strongest_of, winnings_of
 
 STAGE = Stage.SCREEN
 TRACE_STEPS = 3
 COMPILE_SHARE = 0.3
-"""Of the time left, the most that compiling the model in one more mode may take."""
+"""Of the time left, the most that compiling one more arm may take."""
 PILOT_BLOCKS = 2
-"""Mirrored blocks of all arms; they choose the strongest, and are part of no ceiling."""
+"""Mirrored blocks of all of an op's arms, before those that are far too slow are left out; part of no ceiling."""
 FEWEST = 2
 """Blocks of a phase without which there is no interval, whatever time is left."""
 FORMS, ROWS = 24, 40
 """Most forms of calls, and rows of a table, that are stored."""
 SLOW = 1.5
-"""An alternative this many times as slow as the step as shipped in its pilot is not timed further."""
+"""An alternative that makes the step this many times as slow in its first blocks is not timed further."""
 
 
 @dataclass
@@ -69,7 +70,6 @@ class Profiler:
 
     def __init__(self, course: Course, found: Found) -> None:
         self._course, self._found = course, found
-        self._budget_s = course.deadline.left_s
         self._step_s: Seconds = 0.0
         """Of the eager step, roughly; sizes segments."""
         self._number = -1
@@ -203,12 +203,12 @@ class Profiler:
         usable = [record.name for record in records if record.status == "ok"]
         try:
             warm_up(course, self._worker, usable, worker_number=self._number, stage=STAGE)
-            self._blocks(course, usable, PILOT_BLOCKS, phase="pilot", until=time.monotonic() + self._budget_s)
+            self._blocks(course, usable, course.policy.blocks, phase="pilot", until=math.inf)
         except E2EError as error:
             self._found.unseen.append(f"modes: {error.message}")
             self._revive()
         self._found.modes = [_timed(course, record) for record in records]
-        self._found.strongest = strongest_of(self._found.modes, course.policy) or AS_SHIPPED
+        self._found.strongest = strongest_of(course.evidence, course.policy) or AS_SHIPPED
         self._step_s = self._found.modes[0].step_s or self._step_s
         self._look_at_modes()
 
@@ -233,7 +233,9 @@ class Profiler:
             return _record(name, status="skipped", reason=problem)
         if name in self._ready:
             return _record(name)
-        limit = min(course.policy.budgets.compile_s, max(1.0, COMPILE_SHARE * course.deadline.left_s))
+        limit = course.policy.budgets.call_s
+        if arm.mode.is_compiled:
+            limit = min(course.policy.budgets.compile_s, max(1.0, COMPILE_SHARE * course.deadline.left_s))
         try:
             reply = self._worker.call("prepare", timeout_s=limit, arm=name)
         except WorkerFault as fault:
@@ -267,36 +269,38 @@ class Profiler:
     # ---- Ceilings
 
     def measure(self, look: Look, share: Ratio) -> None:
-        """The op's arms beside the model as it is, in mirrored blocks, in that share of the time left."""
-        until = time.monotonic() + share * self._course.deadline.left_s
+        """The op's arms beside the model as it is, in mirrored blocks.
+
+        As many as the policy wants while there is time at all; more, where they might decide, in that share of it.
+        """
         own = for_op(self._course, look.op)
-        own.clean = self._course.clean
+        until, share_until = (time.monotonic() + part * own.deadline.left_s for part in (1.0, share))
         self._turn(own, look)
-        records = self._own_arms(own, look, until)
+        records = self._own_arms(own, look)
         own.learn(arms=records)
         names = [record.name for record in records if record.status == "ok"]
         warm_up(own, self._worker, names, worker_number=self._number, stage=STAGE)
         self._blocks(own, names, PILOT_BLOCKS, phase="pilot", until=until)
-        records = [_timed(own, record) for record in records]
-        own.learn(arms=records, baseline=strongest_of(records, own.policy))
-        kept = [record.name for record in records if record.status == "ok" and not self._is_slow(record)]
+        times = relative_times(own.evidence)
+        kept = [name for name in names if ArmName.parse(name).alternative is None or times[name] <= SLOW]
         self._blocks(own, kept, own.policy.blocks, phase="ceiling", until=until)
-        while winnings_of(own.evidence, own.policy).worth == "maybe" and self._has_room(own, until):
-            self._blocks(own, kept, 1, phase="ceiling", until=until)
         found = winnings_of(own.evidence, own.policy)
+        while found.worth == "maybe" and self._has_room(own, share_until):
+            self._blocks(own, kept, 1, phase="ceiling", until=share_until)
+            found = winnings_of(own.evidence, own.policy)
         self._know(
             look.op,
             status="measured" if found.share else "not_measured",
             reason=None if found.share else found.ceiling_reason or "there was no time for enough blocks",
             share=found.share,
-            strongest=own.evidence.baseline,
+            strongest=found.strongest,
             strongest_s=found.strongest_s,
             ceiling=found.ceiling,
             ceiling_reason=found.ceiling_reason,
             twice_as_fast_ratio=found.twice_as_fast,
             worth=found.worth,
             alternatives=found.alternatives,
-            arms=records,
+            arms=[_timed(own, record) for record in records],
         )
 
     def _turn(self, own: Course, look: Look) -> None:
@@ -305,26 +309,22 @@ class Profiler:
         own.crew.require(self._worker, "turn_to", op=look.op, op_sha256=sha256)
         own.crew.require(self._worker, "retarget", fqns=look.fqns)
 
-    def _own_arms(self, own: Course, look: Look, until: float) -> list[ArmRecord]:
+    def _own_arms(self, own: Course, look: Look) -> list[ArmRecord]:
         """The model as it is, eager and in its strongest mode; the op by its alternatives, and by nothing.
 
         An alternative is not compiled: a compiler often makes it the same code, and compiling takes the op's time.
         """
         modes = dict.fromkeys((Mode.EAGER, ArmName.parse(str(self._found.strongest)).mode))
-        takes_s = self._compile_s
         names: list[ArmName] = []
         left_out: list[ArmName] = []
         for mode in modes:
             names.append(ArmName(Role.BASELINE, mode))
             names += [] if mode.is_compiled else [ArmName(Role.BASELINE, mode, other) for other in look.alternatives]
-            is_long = mode.is_compiled and takes_s > until - time.monotonic()
+            is_long = mode.is_compiled and self._compile_s > COMPILE_SHARE * own.deadline.left_s
             (left_out if is_long else names).append(ArmName(Role.HEADROOM, mode))
-        problem = f"compiling takes about {wording.span(takes_s)}, more than this op's share of the time"
+        problem = f"compiling takes about {wording.span(self._compile_s)}: a larger --budget allows it"
         skipped = [_record(str(arm), status="skipped", reason=problem) for arm in left_out]
         return [*self._prepared(list(map(str, names)), again=lambda: self._turn(own, look)), *skipped]
-
-    def _is_slow(self, record: ArmRecord) -> bool:
-        return record.alternative is not None and (record.step_s or 0.0) > SLOW * self._step_s
 
     def _has_room(self, own: Course, until: float) -> bool:
         return _blocks_in(own, "ceiling") < own.policy.max_blocks and time.monotonic() < until
