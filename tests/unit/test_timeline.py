@@ -234,3 +234,58 @@ def test_odd_events_do_not_stop_the_good_ones_from_being_stored(tmp_path: Path) 
     raw.write_text(json.dumps({"traceEvents": [*odd, span("good", 0, 10)]}))
     found = timeline.store(raw, tmp_path / "traces", arm="a", steps=1)
     assert microseconds(found) == {"good": 10}
+
+
+# ---- By module and by operator
+
+
+def ranged(name: str, start: float, length: float, *, tid: int = 1) -> dict[str, Any]:
+    return span(f"{timeline.MODULE}{name}", start, length, cat="user_annotation", tid=tid)
+
+
+def launch(number: int, at: float, *, tid: int = 1) -> dict[str, Any]:
+    return {**span("cudaLaunchKernel", at, 1, cat="cuda_runtime", tid=tid), "args": {"correlation": number}}
+
+
+def launched(number: int, start: float, length: float) -> dict[str, Any]:
+    return {**kernel("k", start, length), "args": {"correlation": number}}
+
+
+def of_modules(found: Timeline) -> dict[str, tuple[float, float, float]]:
+    return {
+        name: (item.calls, round(item.own_s * 1e6, 6), round(item.total_s * 1e6, 6))
+        for name, item in found.modules.items()
+    }
+
+
+def test_without_a_device_a_modules_time_is_the_hosts_less_what_is_inside() -> None:
+    found = read(ranged("mlp MLP", 0, 100), ranged("mlp.up Linear", 10, 30), ranged("mlp.up Linear", 50, 20), steps=2)
+    assert of_modules(found) == {"mlp MLP": (0.5, 25, 50), "mlp.up Linear": (1, 25, 25)}
+
+
+def test_with_a_device_a_kernel_is_the_innermost_modules_that_launched_it_however_late_it_runs() -> None:
+    found = read(
+        *(ranged("mlp MLP", 0, 100), ranged("mlp.up Linear", 10, 30), ranged("norm Norm", 120, 10)),
+        *(launch(1, 20), launch(2, 60), launch(3, 125), launch(4, 500)),
+        *(launched(1, 1000, 7), launched(2, 1010, 5), launched(3, 1020, 2), launched(4, 1030, 9)),
+    )
+    assert of_modules(found) == {"mlp MLP": (1, 5, 12), "mlp.up Linear": (1, 7, 7), "norm Norm": (1, 2, 2)}
+
+
+def test_a_launch_belongs_to_ranges_of_its_own_thread() -> None:
+    found = read(ranged("a A", 0, 100), ranged("b B", 0, 100, tid=2), launch(1, 50, tid=2), launched(1, 70, 3))
+    assert of_modules(found) == {"a A": (1, 0, 0), "b B": (1, 3, 3)}
+
+
+def test_kernels_that_name_no_launch_leave_modules_and_operators_unknown() -> None:
+    found = read(ranged("a A", 0, 100), span("aten::mm", 1, 2), kernel("k", 10, 5))
+    assert (found.modules, found.within) == ({}, {})
+    assert found.busy_s == pytest.approx(5e-6)
+
+
+def test_the_real_traces_operators_share_out_the_time_of_all_kernels(stored: Timeline) -> None:
+    busiest = max(stored.within, key=lambda name: stored.within[name].own_s)
+    assert busiest in ("aten::addmm", "aten::mm")
+    whole = sum(seconds for _, seconds in stored.rows.values())
+    inside = sum(item.own_s for item in stored.within.values())
+    assert inside == pytest.approx(whole, rel=0.02)
