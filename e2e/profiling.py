@@ -44,8 +44,7 @@ def profile(request: Request, *, ops: tuple[str, ...], progress: Progress) -> Pr
     """
     started = time.monotonic()
     for name in ops:
-        if outside.place_of(name) is None:
-            check_op(name)
+        _check(name)
     loaded = load_without_kernel(request, policy=POLICY, command="profile")
     cells = cells_of(loaded.workload.workload)
     run = store.Run.create(request.out, loaded.workload.workload.name)
@@ -70,6 +69,19 @@ def profile(request: Request, *, ops: tuple[str, ...], progress: Progress) -> Pr
     )
     profile_store.keep(report, run)
     return report
+
+
+def _check(op: str) -> None:
+    """Refuse what is no op.
+
+    Raises:
+        UsageError: there is none of that name, or its file cannot be read.
+    """
+    place = outside.place_of(op)
+    if place is None:
+        check_op(op)
+    else:
+        outside.sha256_of(place)
 
 
 def _collect(course: Course, found: Found, ops: tuple[str, ...]) -> None:

@@ -28,6 +28,7 @@ REPOSITORY = Path(__file__).parents[2]
 MOUNTING = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
 COMMANDS = [
     "validate",
+    "profile",
     "check",
     "new",
     "gate",
@@ -99,12 +100,44 @@ def test_only_the_flags_of_this_version_exist_for_selftest() -> None:
     assert flags == set(re.findall(r"--[a-z-]+", shown))
 
 
+def test_only_the_flags_of_this_version_exist_for_profile() -> None:
+    shown = CliRunner().invoke(app, ["profile", "--help"], env={"COLUMNS": "200"}).stdout
+    flags = {"--budget", "--device", "--help", "--json", "--op", "--out", "--policy", "--seed", "--set"}
+    assert flags == set(re.findall(r"--[a-z-]+", shown))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["none.yaml"], 2, "no workload 'none.yaml'"),
+        (["kernels/rmsnorm.cpp"], 2, "is a kernel file, and a workload is a YAML file or a name"),
+        (["tiny_llama_infer", "--op", "rms_nrom"], 2, "did you mean 'rms_norm'?"),
+        (["tiny_llama_infer", "--op", "none.py:Op"], 2, "cannot be read"),
+        (["tiny_llama_infer", "--set", "model.dtyp=float32"], 2, "dtyp"),
+        (["tiny_llama_infer", "--device", "gpu"], 2, "--device gpu"),
+        (["tiny_llama_infer", "--device", "cuda:99"], 6, "CUDA device"),
+        (["tiny_llama_infer", "--budget", "0"], 2, "--budget"),
+        (["tiny_llama_infer", "--out", "README.md"], 2, "is a file; results need a folder"),
+        (["tiny_llama_train"], 2, "give `e2e profile` an inference workload"),
+        ([], 2, "WORKLOAD"),
+    ],
+)
+def test_a_profile_that_cannot_begin_says_why(
+    arguments: list[str], code: int, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    assert code == run(["profile", *arguments])
+    shown = capsys.readouterr()
+    assert words in shown.err
+    assert "" == shown.out
+
+
 def test_only_the_flags_of_this_version_exist_for_check_and_new() -> None:
     def flags(*command: str) -> set[str]:
         shown = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200"}).stdout
         return set(re.findall(r"--[a-z-]+", shown))
 
-    assert flags("check") == {"--device", "--dtype", "--help", "--json", "--op", "--seed"}
+    assert flags("check") == {"--captures", "--device", "--dtype", "--help", "--json", "--op", "--seed"}
     assert flags("new", "kernel") == {"--help", "--lang", "--out"}
 
 
@@ -119,6 +152,8 @@ def test_only_the_flags_of_this_version_exist_for_check_and_new() -> None:
         (["kernels/rmsnorm.cpp", "--device", "cuda"], 2, "the kernel runs on cpu"),
         (["kernels/rmsnorm.cpp", "--device", "gpu"], 2, "--device gpu"),
         (["kernels/rmsnorm.cpp", "--seed", "-1"], 2, "--seed"),
+        (["kernels/rmsnorm.cpp", "--captures", "none"], 2, "give a .safetensors file, or a run of `e2e profile`"),
+        (["kernels/rmsnorm.cpp", "--captures", "README.md"], 2, "is not a run"),
         (["kernels/rmsnorm_triton.py", "--device", "cuda:99"], 6, "CUDA device"),
         ([], 2, "SPEC"),
     ],

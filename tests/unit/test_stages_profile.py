@@ -183,8 +183,8 @@ class Quiet:
 class Told:
     """A workload file's one fact that is asked for."""
 
-    class workload:  # noqa: N801  as the record has it
-        class model:  # noqa: N801
+    class workload:
+        class model:
             weights = "pretrained"
 
 
