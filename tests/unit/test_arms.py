@@ -17,6 +17,8 @@ from e2e.configuration import load_workload
 from e2e.numerics.examine import Examiner
 from e2e.operators import Interception
 from e2e.ops.rms_norm import RmsNorm
+from e2e.profile import timeline
+from e2e.profile.recorder import named_modules_ranged, record
 from e2e.schema.words import Mode
 from e2e.schema.workload import cells_of
 from tests import tiny
@@ -529,3 +531,38 @@ def test_a_timed_segment_on_a_device_is_also_clocked_by_it(on_device: Any) -> No
     arena.prepare(EAGER, seed=7)
     found = arena.timed(EAGER, batches=arena.batches(EAGER, SEEDS), settle=1, mark=lambda: None)
     assert 0 < found["device_s"] < 10 and found["allocations"] >= 0
+
+
+# ---- One op after the other
+
+
+def test_another_ops_arms_take_the_place_of_the_last_ones_and_the_model_as_it_is_stays(session: Any) -> None:
+    arena = prepared(session, EAGER, HEADROOM, "baseline:eager+F.rms_norm")
+    shipped = arena.outputs(EAGER, 5)
+    silu = registry.load("ops", "silu")
+    arena.turn_to(silu, silu.find_sites(session.model))
+    assert same(shipped, arena.outputs(EAGER, 5))
+    with pytest.raises(KeyError):
+        arena.outputs(HEADROOM, 5)
+    arena.prepare(HEADROOM, seed=7)
+    assert same(session_step(session, 7), arena.outputs(HEADROOM, 7)), "replayed outputs are the batch's own"
+
+
+def session_step(session: Any, seed: int) -> tuple[Tensor, ...]:
+    with torch.no_grad():
+        outputs: tuple[Tensor, ...] = session.program(session.model)(*session.batch(seed))
+    return outputs
+
+
+def test_a_trace_by_module_names_every_module_and_leaves_no_hook(session: Any, tmp_path: Path) -> None:
+    arena = prepared(session, EAGER)
+    program = arena.program(EAGER)
+    with named_modules_ranged(program):
+        record(arena, EAGER, seed=7, steps=1, path=tmp_path / "raw.json", device="cpu")
+    found = timeline.store(tmp_path / "raw.json", tmp_path / "traces", arm=EAGER, steps=1)
+    norms = [name for name in found.modules if name.endswith(" LlamaRMSNorm")]
+    assert len(norms) == tiny.SITES
+    whole = found.modules[" LlamaForCausalLM"]
+    assert all(item.own_s >= -1e-9 and item.total_s <= whole.total_s for item in found.modules.values())
+    assert sum(item.own_s for item in found.modules.values()) == pytest.approx(whole.total_s)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in program.modules())

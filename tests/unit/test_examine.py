@@ -73,6 +73,30 @@ def test_captured_inputs_are_the_ones_the_model_had(session: LlamaSession, tmp_p
     assert torch.equal(first.call.tensors[0], embedded)
 
 
+def test_calls_are_counted_by_form_the_most_frequent_first(session: LlamaSession, tmp_path: Path) -> None:
+    op = registry.load("ops", "linear")
+    examiner = Examiner(session, op, op.find_sites(session.model))
+    survey(examiner, tmp_path)
+    found = examiner.forms(most=2)
+    assert (found["calls"], found["sites"], len(found["forms"])) == (7 * tiny.LAYERS + 1, 7 * tiny.LAYERS + 1, 2)
+    (first, second) = found["forms"]
+    assert first["calls"] >= second["calls"]
+    assert first["tensors"][0] == {"shape": [2, 12, tiny.HIDDEN], "stride": [768, 64, 1], "dtype": "float32"}
+    assert first["tensors"][2] is None, "these layers have no bias"
+
+
+def test_only_the_models_own_inputs_are_kept_for_later_and_only_if_they_fit(examiner: Examiner, tmp_path: Path) -> None:
+    survey(examiner, tmp_path)
+    path = tmp_path / "kept.safetensors"
+    assert examiner.save_captured(path=path, op="rms_norm", budget_bytes=1)["calls"] == 0
+    assert not path.exists()
+    said = examiner.save_captured(path=path, op="rms_norm", budget_bytes=BUDGET)
+    kept = load_calls(path, "cpu")
+    assert (said["calls"], said["bytes"]) == (len(kept), path.stat().st_size)
+    assert {item.label for item in kept} == {"captured"}
+    assert len(kept) == tiny.SITES
+
+
 def test_a_module_that_only_sounds_like_the_op_is_not_a_site(tmp_path: Path) -> None:
     """Gemma's norm multiplies by one plus the weight, under a name that says RMSNorm."""
     session = ToySession()

@@ -13,11 +13,12 @@ from torch import Tensor
 from e2e import registry
 from e2e.binding import trainable
 from e2e.errors import UsageError
+from e2e.numerics.captures import Captured, save_calls
 from e2e.numerics.exercise import run_calls
 from e2e.numerics.op_level import OpExaminer, save_gradients, torch_problems
-from e2e.protocols import Op
+from e2e.protocols import Op, OpCall
 from e2e.schema.answers import REACHED
-from e2e.schema.evidence import EXAMPLE
+from e2e.schema.evidence import CAPTURED, EXAMPLE
 from e2e.schema.kernel import OF_MODELS
 from e2e.schema.words import ReasonCode
 
@@ -48,6 +49,34 @@ def test_plain_maths_passes_on_every_input_in_every_dtype(name: str, dtype: str,
     assert [row["label"] for row in rows if row["status"] != "passed"] == []
     assert rows[0]["label"] == EXAMPLE
     assert {row["dtype"] for row in rows} == {dtype}
+
+
+def test_captured_calls_are_examined_with_edge_inputs_of_their_own(tmp_path: Path) -> None:
+    op = registry.load_op("rms_norm")
+    wide = torch.randn(4, 6, 10, generator=torch.Generator().manual_seed(1))
+    view = OpCall((wide[:, 1:, 2:], torch.linspace(0.5, 1.5, 8)), (1e-5,))
+    save_calls(tmp_path / "captured", [Captured("model.norm", CAPTURED, view)])
+    examiner = OpExaminer(op, "cpu")
+    examiner.take(tmp_path / "captured", seed=1, path=tmp_path / "calls")
+    run_calls(op, norm, inputs=tmp_path / "calls", outputs=tmp_path / "outputs.st", constraints=[], device="cpu")
+    rows = examiner.compare_ops(outputs=tmp_path / "outputs.st", ratio=RATIO)
+    assert (rows[0]["site"], rows[0]["label"], rows[0]["stride"]) == ("model.norm", CAPTURED, "(60, 10, 1)")
+    assert len(rows) > 3
+    assert {row["status"] for row in rows} == {"passed"}
+    assert all(row["caught"] for row in examiner.mutants(ratio=RATIO))
+
+
+@pytest.mark.parametrize("damage", ["another op's", "cut short", "reaches beyond its storage"])
+def test_a_file_that_holds_no_calls_of_the_op_is_the_callers_mistake(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "captured"
+    save_calls(path, [Captured("s", CAPTURED, OpCall((torch.ones(2, 8), torch.ones(8)), (1e-5,)))])
+    if damage == "cut short":
+        path.write_bytes(path.read_bytes()[:-40])
+    if damage == "reaches beyond its storage":
+        path.write_bytes(path.read_bytes().replace(b"[2, 8]", b"[9, 8]"))
+    examiner = OpExaminer(registry.load_op("rope" if damage == "another op's" else "rms_norm"), "cpu")
+    with pytest.raises(UsageError, match=r"holds no calls of rope|its calls cannot be read"):
+        examiner.take(path, seed=1, path=tmp_path / "calls")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
