@@ -12,6 +12,7 @@ from pathlib import Path
 
 from e2e import assembly, outside, profile_store, registry, store
 from e2e.cache import cache_folder
+from e2e.errors import UsageError
 from e2e.formats._names import check_op
 from e2e.invocation import Invocation
 from e2e.kernel_template import Language, templates
@@ -19,12 +20,13 @@ from e2e.measure.devices import reserved
 from e2e.pipeline import course_of, load_without_kernel
 from e2e.protocols import Progress
 from e2e.request import Loaded, Request
-from e2e.schema.kernel import OF_MODELS
+from e2e.schema.kernel import OF_MODELS, PATCH
 from e2e.schema.profile import OpProfile, ProfileReport
 from e2e.schema.result import METHOD
 from e2e.schema.workload import Cell, cells_of
 from e2e.stages.course import Course
 from e2e.stages.profile import Found, Look, Profiler
+from e2e.yaml_lines import printable
 
 POLICY = "profile"
 LOOK_SHARE = 0.35
@@ -63,7 +65,6 @@ def profile(request: Request, *, ops: tuple[str, ...], progress: Progress) -> Pr
     finally:
         course.crew.close()
         shutil.rmtree(scratch, ignore_errors=True)
-    found.unseen += course.crew.remarks()
     report = _report(
         loaded, cells, course, found, run_id=run.run_id, seconds=time.monotonic() - started, interrupted=interrupted
     )
@@ -75,8 +76,10 @@ def _check(op: str) -> None:
     """Refuse what is no op.
 
     Raises:
-        UsageError: there is none of that name, or its file cannot be read.
+        UsageError: there is none of that name, its file cannot be read, or it lacks what it stands for.
     """
+    if op in OF_MODELS or op.startswith(PATCH):
+        raise UsageError(f"--op {printable(op)}: no op by itself; module:CLASS and aten:NAME.OVERLOAD are")
     place = outside.place_of(op)
     if place is None:
         check_op(op)
@@ -90,7 +93,9 @@ def _collect(course: Course, found: Found, ops: tuple[str, ...]) -> None:
     profiler.open()
     course.progress.stage("profile", "the step: memory and traces")
     profiler.look_at_step()
-    names = ops or [name for name in registry.names("ops") if name not in OF_MODELS]
+    names = list(dict.fromkeys(ops)) or [name for name in registry.names("ops") if name not in OF_MODELS]
+    places = {op: profiler.places(op) for op in names}
+    names = sorted((op for op in names if places[op]), key=lambda op: places[op])  # looking takes as long as its calls
     looks: list[Look] = []
     for place, op in enumerate(names):
         course.progress.stage("profile", f"looking for {op} ({place + 1} of {len(names)})")

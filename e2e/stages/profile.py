@@ -126,21 +126,31 @@ class Profiler:
 
     # ---- Ops
 
+    def places(self, op: str) -> int:
+        """At how many places the op may occur; an op that has none is absent."""
+        found = int(self._turned(op)["sites"])
+        self._found.absent += [] if found else [op]
+        return found
+
+    def _turned(self, op: str) -> dict[str, Any]:
+        """The process has that op in hand from now on."""
+        place = outside.place_of(op)
+        sha256 = outside.sha256_of(place) if place is not None else None
+        return self._course.crew.require(self._worker, "turn_to", op=op, op_sha256=sha256)
+
     def look_for(self, op: str) -> list[Look]:
         """The op's sites, calls and inputs; nothing where there is nothing to measure."""
         course = self._course
         own = for_op(course, op)
         own.clean, self._found.ops[op] = course.clean, OpProfile(op=op, status="not_looked_at")
-        place = outside.place_of(op)
-        sha256 = outside.sha256_of(place) if place is not None else None
-        turned = course.crew.require(self._worker, "turn_to", op=op, op_sha256=sha256)
-        if not turned["sites"]:
-            return self._none(op)
+        alternatives = self._turned(op)["alternatives"]
         survey(own)
         engagement = own.evidence.engagement
         assert engagement is not None
         if all(site.reason == NOT_CALLED for site in engagement.sites):
-            return self._none(op)
+            del self._found.ops[op]
+            self._found.absent.append(op)
+            return []
         groups = _groups(engagement.sites)
         if not own.fqns:
             self._know(op, status="incompatible", reason=groups[0].reason, not_sites=groups)
@@ -158,12 +168,7 @@ class Profiler:
             stopwatch_ratio=watched["op_s"] / watched["step_s"] if watched["step_s"] else None,
             capture=self._captured(op, course.policy.numerics.capture_bytes),
         )
-        return [Look(op, own.fqns, turned["alternatives"])]
-
-    def _none(self, op: str) -> list[Look]:
-        del self._found.ops[op]
-        self._found.absent.append(op)
-        return []
+        return [Look(op, own.fqns, alternatives)]
 
     def _captured(self, op: str, budget_bytes: Bytes) -> Capture:
         """The op's inputs in the run's folder, whole or not at all."""
@@ -275,8 +280,8 @@ class Profiler:
         """
         own = for_op(self._course, look.op)
         until, share_until = (time.monotonic() + part * own.deadline.left_s for part in (1.0, share))
-        self._turn(own, look)
-        records = self._own_arms(own, look)
+        self._turn(look)
+        records = self._own_arms(look)
         own.learn(arms=records)
         names = [record.name for record in records if record.status == "ok"]
         warm_up(own, self._worker, names, worker_number=self._number, stage=STAGE)
@@ -303,13 +308,12 @@ class Profiler:
             arms=[_timed(own, record) for record in records],
         )
 
-    def _turn(self, own: Course, look: Look) -> None:
-        place = outside.place_of(look.op)
-        sha256 = outside.sha256_of(place) if place is not None else None
-        own.crew.require(self._worker, "turn_to", op=look.op, op_sha256=sha256)
-        own.crew.require(self._worker, "retarget", fqns=look.fqns)
+    def _turn(self, look: Look) -> None:
+        """The process is ready for that op's arms."""
+        self._turned(look.op)
+        self._course.crew.require(self._worker, "retarget", fqns=look.fqns)
 
-    def _own_arms(self, own: Course, look: Look) -> list[ArmRecord]:
+    def _own_arms(self, look: Look) -> list[ArmRecord]:
         """The model as it is, eager and in its strongest mode; the op by its alternatives, and by nothing.
 
         An alternative is not compiled: a compiler often makes it the same code, and compiling takes the op's time.
@@ -320,11 +324,11 @@ class Profiler:
         for mode in modes:
             names.append(ArmName(Role.BASELINE, mode))
             names += [] if mode.is_compiled else [ArmName(Role.BASELINE, mode, other) for other in look.alternatives]
-            is_long = mode.is_compiled and self._compile_s > COMPILE_SHARE * own.deadline.left_s
+            is_long = mode.is_compiled and self._compile_s > COMPILE_SHARE * self._course.deadline.left_s
             (left_out if is_long else names).append(ArmName(Role.HEADROOM, mode))
         problem = f"compiling takes about {wording.span(self._compile_s)}: a larger --budget allows it"
         skipped = [_record(str(arm), status="skipped", reason=problem) for arm in left_out]
-        return [*self._prepared(list(map(str, names)), again=lambda: self._turn(own, look)), *skipped]
+        return [*self._prepared(list(map(str, names)), again=lambda: self._turn(look)), *skipped]
 
     def _has_room(self, own: Course, until: float) -> bool:
         return _blocks_in(own, "ceiling") < own.policy.max_blocks and time.monotonic() < until

@@ -113,6 +113,7 @@ def test_only_the_flags_of_this_version_exist_for_profile() -> None:
         (["kernels/rmsnorm.cpp"], 2, "is a kernel file, and a workload is a YAML file or a name"),
         (["tiny_llama_infer", "--op", "rms_nrom"], 2, "did you mean 'rms_norm'?"),
         (["tiny_llama_infer", "--op", "none.py:Op"], 2, "cannot be read"),
+        (["tiny_llama_infer", "--op", "module"], 2, "--op module: no op by itself"),
         (["tiny_llama_infer", "--set", "model.dtyp=float32"], 2, "dtyp"),
         (["tiny_llama_infer", "--device", "gpu"], 2, "--device gpu"),
         (["tiny_llama_infer", "--device", "cuda:99"], 6, "CUDA device"),
