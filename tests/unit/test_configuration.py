@@ -129,7 +129,7 @@ def test_a_missing_file_names_the_nearest_one(here: Path) -> None:
     assert refusal("zzz") == f"no workload 'zzz'; looked in {here} and in workloads, which has small"
     assert refusal("workloads/zzz.yaml") == "no workload 'workloads/zzz.yaml'; workloads has small.yaml"
     assert refusal("nowhere/zzz") == "no workload 'nowhere/zzz'; nowhere has no YAML file"
-    assert policy_refusal("zzz").endswith("e2e/policies, which has demo, selftest, standard")
+    assert policy_refusal("zzz").endswith("e2e/policies, which has demo, profile, selftest, standard")
 
 
 def test_without_a_folder_of_workloads_the_folder_searched_is_named(
@@ -184,7 +184,7 @@ def test_the_policy_is_the_callers_else_the_workloads_else_standard(here: Path) 
 
 def test_every_built_in_policy_is_valid() -> None:
     files = sorted(BUILT_IN_POLICIES.glob("*.yaml"))
-    assert [load_policy(file.stem).name for file in files] == ["demo", "selftest", "standard"]
+    assert [load_policy(file.stem).name for file in files] == ["demo", "profile", "selftest", "standard"]
     assert Policy(name="standard") == load_policy("standard")
 
 
