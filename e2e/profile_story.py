@@ -33,6 +33,8 @@ def tell(report: ProfileReport) -> Story:
 
 def _marks(report: ProfileReport) -> tuple[str, ...]:
     marks = ["RANDOM WEIGHTS: time and memory are real; values mean little."] if report.random_weights else []
+    if report.model is not None and report.model.is_synthetic:
+        marks.append("SYNTHETIC DATA: inputs were drawn, not read.")
     if report.overrides:
         pairs = ", ".join(f"{key}={value}" for key, value in report.overrides.items())
         marks.append(clean(f"Overrides of the workload file: {pairs}"))

@@ -141,6 +141,7 @@ def _report(
         seed=loaded.seed,
         method=METHOD,
         device=found.device,
+        model=found.model,
         modes=found.modes,
         strongest=found.strongest,
         steps=found.steps,

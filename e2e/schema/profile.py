@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from e2e.schema.evidence import ArmRecord, DeviceFacts, TraceRecord
+from e2e.schema.evidence import ArmRecord, DeviceFacts, ModelFacts, TraceRecord
 from e2e.schema.policy import Policy
 from e2e.schema.record import Record
 from e2e.schema.result import ErrorRecord
@@ -182,6 +182,7 @@ class ProfileReport(Record):
     seed: int
     method: str
     device: DeviceFacts
+    model: ModelFacts | None
     modes: list[ArmRecord]
     """The model as it is, in every mode tried."""
     strongest: str | None

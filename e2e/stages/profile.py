@@ -17,7 +17,7 @@ from e2e.measure.schedule import steps_for
 from e2e.processes import Worker, WorkerFault
 from e2e.profile import timeline
 from e2e.profile.timeline import Timeline
-from e2e.schema.evidence import NOT_CALLED, ArmRecord, DeviceFacts, SiteRecord
+from e2e.schema.evidence import NOT_CALLED, ArmRecord, DeviceFacts, ModelFacts, SiteRecord
 from e2e.schema.profile import Capture, ModuleRow, OpProfile, SiteGroup, StepMemory, StepProfile, TimeRow
 from e2e.schema.words import Mode, Role, Stage
 from e2e.stages.check import know_device, mode_problem, survey
@@ -50,6 +50,7 @@ class Found:
     """What is known so far; Ctrl-C keeps it."""
 
     device: DeviceFacts | None = None
+    model: ModelFacts | None = None
     steps: list[StepProfile] = field(default_factory=list)
     memory: StepMemory | None = None
     modes: list[ArmRecord] = field(default_factory=list)
@@ -99,7 +100,7 @@ class Profiler:
         course.crew.make_arena(course.clean)
         course.crew.require(course.clean, "prepare", arm=AS_SHIPPED)
         self._ready = {AS_SHIPPED}
-        self._found.device = course.evidence.device
+        self._found.device, self._found.model = course.evidence.device, course.evidence.model
 
     def look_at_step(self) -> None:
         """Its rough time, its memory, and one profiled pass each for operators and kernels, and for modules."""

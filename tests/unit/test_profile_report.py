@@ -12,7 +12,7 @@ from e2e.errors import StoredRunError
 from e2e.profile_story import tell
 from e2e.reports.md import written
 from e2e.reports.text import printed
-from e2e.schema.evidence import DeviceFacts, TraceRecord
+from e2e.schema.evidence import DeviceFacts, ModelFacts, TraceRecord
 from e2e.schema.profile import (
     Alternative,
     Capture,
@@ -104,6 +104,7 @@ def report(**changes: Any) -> ProfileReport:
         "seed": 3,
         "method": "2",
         "device": DeviceFacts(kind="cuda", name="NVIDIA H200", count_threads=16),
+        "model": ModelFacts(model_class="LlamaForCausalLM", parameters=10, dtypes={}, data="text", is_synthetic=True),
         "modes": [
             arm(EAGER, step_s=0.0826),
             arm("baseline:compile", status="failed", reason="no compiler", step_s=None),
@@ -183,6 +184,7 @@ def test_what_may_be_worth_a_kernel_stands_apart_from_what_is() -> None:
 def test_what_limits_the_numbers_is_said_in_capitals_or_at_the_top() -> None:
     text = shown(random_weights=True, overrides={"model.weights": "random"}, cells=4, error=INTERRUPT)
     assert "RANDOM WEIGHTS" in text
+    assert "SYNTHETIC DATA" in text
     assert "model.weights=random" in text
     assert "The first of 4 cells" in text
     assert text.startswith("PROFILE, ENDED EARLY (exit code 130)")

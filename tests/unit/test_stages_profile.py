@@ -59,7 +59,8 @@ class FakeWorker:
 
     def __init__(self, script: Script) -> None:
         self.alive, self.clean = True, True
-        self.facts = {"device": "a CPU", "memory": None}
+        model = {"model_class": "Llama", "parameters": 10, "dtypes": {"float32": 10}, "data": "text"}
+        self.facts = {"device": "a CPU", "memory": None, "facts": model}
         self._script, self._op, self._turn, self._now = script, "", ("", 0), 0
         script.opened += 1
 
