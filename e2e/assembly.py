@@ -57,7 +57,7 @@ def assemble(
     chosen = cells[whole.decides] if whole else None
     verdict = chosen.verdict if chosen else None
     evidence = chosen.evidence if chosen else None
-    problem = _error(error)
+    problem = error_record(error)
     told = whole if problem is None else None  # of a run that ended early no cell speaks for the rest
     return Result(
         run_id=run_id,
@@ -135,7 +135,8 @@ def _invocation(request: Request, run_id: str) -> Invocation:
     )
 
 
-def _error(error: BaseException | None) -> ErrorRecord | None:
+def error_record(error: BaseException | None) -> ErrorRecord | None:
+    """What ended a run early, if anything did."""
     if error is None:
         return None
     return ErrorRecord(code=exit_code_of(error), message=getattr(error, "message", "") or "interrupted")

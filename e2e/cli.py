@@ -164,7 +164,7 @@ def profile(
     with contextlib.closing(for_people(sys.stderr)) as progress:
         report = run_profile(request, ops=tuple(op or ()), progress=progress)
     _emit(_profile_rendered(report, "json" if as_json else "text"))
-    return INTERRUPTED if report.is_interrupted else 0
+    return report.error.code if report.error is not None else 0
 
 
 @app.command()

@@ -20,12 +20,12 @@ def tell(report: ProfileReport) -> Story:
     sections = [_ops(report), _step(report), _where(report), _left_out(report), _next(report)]
     return Story(
         tone="open",
-        outcome="PROFILE" if not report.is_interrupted else "PROFILE, INTERRUPTED",
+        outcome=f"PROFILE, ENDED EARLY (exit code {report.error.code})" if report.error else "PROFILE",
         subject=clean(f"{report.workload.name}, {report.cell.title}, {report.device.name}"),
         asked="asked",
         sentence=None,
         marks=_marks(report),
-        reasons=(),
+        reasons=(clean(report.error.message),) if report.error else (),
         sections=tuple(section for section in sections if not section.is_empty),
         footer=_footer(report),
     )
@@ -33,6 +33,8 @@ def tell(report: ProfileReport) -> Story:
 
 def _marks(report: ProfileReport) -> tuple[str, ...]:
     marks = ["RANDOM WEIGHTS: time and memory are real; values mean little."] if report.random_weights else []
+    if report.model is not None and report.model.is_synthetic:
+        marks.append("SYNTHETIC DATA: inputs were drawn, not read.")
     if report.overrides:
         pairs = ", ".join(f"{key}={value}" for key, value in report.overrides.items())
         marks.append(clean(f"Overrides of the workload file: {pairs}"))
@@ -161,9 +163,7 @@ def _left_out(report: ProfileReport) -> Section:
             lines.setdefault(f"ceiling unknown: {op.ceiling_reason}", []).append(name)
         for group in op.not_sites if op.sites else ():
             lines.setdefault(f"cannot take a kernel: {group.reason}", []).append(f"{len(group.sites)} of {name}")
-    return Section(
-        "Not measured", Table(("op", "why"), tuple((", ".join(ops), clean(why)) for why, ops in lines.items()))
-    )
+    return Section("Left out", Table(("op", "why"), tuple((", ".join(ops), clean(why)) for why, ops in lines.items())))
 
 
 def _next(report: ProfileReport) -> Section:

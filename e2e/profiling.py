@@ -12,7 +12,7 @@ from pathlib import Path
 
 from e2e import assembly, outside, profile_store, registry, store
 from e2e.cache import cache_folder
-from e2e.errors import UsageError
+from e2e.errors import E2EError, UsageError
 from e2e.formats._names import check_op
 from e2e.invocation import Invocation
 from e2e.kernel_template import Language, templates
@@ -51,23 +51,22 @@ def profile(request: Request, *, ops: tuple[str, ...], progress: Progress) -> Pr
     cells = cells_of(loaded.workload.workload)
     run = store.Run.create(request.out, loaded.workload.workload.name)
     progress.stage("run", str(run.folder))
-    found, interrupted = Found(), False
+    found, error = Found(), None
     scratch = Path(tempfile.mkdtemp(prefix="e2e-"))
     course = course_of(loaded, cells[0], run, progress, scratch)
     try:
         with reserved(loaded.device, cache_folder() / "locks", progress.note):
             course.crew.start(sides=[True])
             _collect(course, found, ops)
-    except KeyboardInterrupt:
-        interrupted = True
-        if found.device is None:  # nothing is known, not even the device
+    except (E2EError, KeyboardInterrupt) as caught:
+        error = caught
+        if not found.steps:  # nothing is known
+            shutil.rmtree(run.folder, ignore_errors=True)
             raise
     finally:
         course.crew.close()
         shutil.rmtree(scratch, ignore_errors=True)
-    report = _report(
-        loaded, cells, course, found, run_id=run.run_id, seconds=time.monotonic() - started, interrupted=interrupted
-    )
+    report = _report(loaded, cells, course, found, run_id=run.run_id, seconds=time.monotonic() - started, error=error)
     profile_store.keep(report, run)
     return report
 
@@ -123,7 +122,7 @@ def _report(
     *,
     run_id: str,
     seconds: float,
-    interrupted: bool,
+    error: BaseException | None,
 ) -> ProfileReport:
     assert found.device is not None
     ops = sorted(found.ops.values(), key=_order)
@@ -132,7 +131,7 @@ def _report(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds=seconds,
         command=list(loaded.request.command),
-        is_interrupted=interrupted,
+        error=assembly.error_record(error),
         workload=loaded.workload.workload,
         cell=cells[0],
         cells=len(cells),
@@ -142,6 +141,7 @@ def _report(
         seed=loaded.seed,
         method=METHOD,
         device=found.device,
+        model=found.model,
         modes=found.modes,
         strongest=found.strongest,
         steps=found.steps,

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from e2e.schema.evidence import ArmRecord, DeviceFacts, TraceRecord
+from e2e.schema.evidence import ArmRecord, DeviceFacts, ModelFacts, TraceRecord
 from e2e.schema.policy import Policy
 from e2e.schema.record import Record
+from e2e.schema.result import ErrorRecord
 from e2e.schema.verdict import Estimate
 from e2e.schema.workload import Cell, Workload
 from e2e.units import Bytes, Ratio, Seconds
@@ -169,7 +170,8 @@ class ProfileReport(Record):
     """UTC, ISO 8601."""
     seconds: Seconds
     command: list[str]
-    is_interrupted: bool
+    error: ErrorRecord | None
+    """Why it ended early, with what was known by then."""
     workload: Workload
     cell: Cell
     cells: int
@@ -180,6 +182,7 @@ class ProfileReport(Record):
     seed: int
     method: str
     device: DeviceFacts
+    model: ModelFacts | None
     modes: list[ArmRecord]
     """The model as it is, in every mode tried."""
     strongest: str | None

@@ -17,13 +17,14 @@ from e2e.measure.schedule import steps_for
 from e2e.processes import Worker, WorkerFault
 from e2e.profile import timeline
 from e2e.profile.timeline import Timeline
-from e2e.schema.evidence import NOT_CALLED, ArmRecord, DeviceFacts, SiteRecord
+from e2e.schema.evidence import NOT_CALLED, ArmRecord, DeviceFacts, ModelFacts, SiteRecord
 from e2e.schema.profile import Capture, ModuleRow, OpProfile, SiteGroup, StepMemory, StepProfile, TimeRow
 from e2e.schema.words import Mode, Role, Stage
 from e2e.stages.check import know_device, mode_problem, survey
 from e2e.stages.course import Course
 from e2e.stages.planted import for_op
 from e2e.stages.timing import Phase, rough_step_s, run_block, warm_up
+from e2e.store import Run
 from e2e.units import Bytes, Ratio, Seconds
 from e2e.winnings import relative_times, strongest_of, winnings_of
 
@@ -35,6 +36,9 @@ PILOT_BLOCKS = 2
 """Mirrored blocks of all of an op's arms, before those that are far too slow are left out; part of no ceiling."""
 FEWEST = 2
 """Blocks of a phase without which there is no interval, whatever time is left."""
+LEAST_COMPILE_S = 5.0
+"""With less time than this nothing is compiled: what does not finish costs a process."""
+ENDED = "the profile ended before"
 FORMS, ROWS = 24, 40
 """Most forms of calls, and rows of a table, that are stored."""
 SLOW = 1.5
@@ -46,6 +50,7 @@ class Found:
     """What is known so far; Ctrl-C keeps it."""
 
     device: DeviceFacts | None = None
+    model: ModelFacts | None = None
     steps: list[StepProfile] = field(default_factory=list)
     memory: StepMemory | None = None
     modes: list[ArmRecord] = field(default_factory=list)
@@ -95,7 +100,7 @@ class Profiler:
         course.crew.make_arena(course.clean)
         course.crew.require(course.clean, "prepare", arm=AS_SHIPPED)
         self._ready = {AS_SHIPPED}
-        self._found.device = course.evidence.device
+        self._found.device, self._found.model = course.evidence.device, course.evidence.model
 
     def look_at_step(self) -> None:
         """Its rough time, its memory, and one profiled pass each for operators and kernels, and for modules."""
@@ -142,7 +147,7 @@ class Profiler:
         """The op's sites, calls and inputs; nothing where there is nothing to measure."""
         course = self._course
         own = for_op(course, op)
-        own.clean, self._found.ops[op] = course.clean, OpProfile(op=op, status="not_looked_at")
+        own.clean, self._found.ops[op] = course.clean, OpProfile(op=op, status="not_looked_at", reason=ENDED)
         alternatives = self._turned(op)["alternatives"]
         survey(own)
         engagement = own.evidence.engagement
@@ -160,7 +165,7 @@ class Profiler:
         self._know(
             op,
             status="not_measured",
-            reason="there was no time",
+            reason=ENDED,
             sites=said["sites"],
             not_sites=groups,
             calls=said["calls"],
@@ -172,17 +177,14 @@ class Profiler:
 
     def _captured(self, op: str, budget_bytes: Bytes) -> Capture:
         """The op's inputs in the run's folder, whole or not at all."""
-        folder, name = self._course.folder / FOLDER, file_name(op)
-        folder.mkdir(exist_ok=True)
-        part = (folder / f".{name}.part").resolve()
-        said = self._course.crew.require(
-            self._worker, "save_captured", path=str(part), op=op, budget_bytes=budget_bytes
-        )
+        course, name = self._course, f"{FOLDER}/{file_name(op)}"
+        path = course.path("captured.safetensors")
+        said = course.crew.require(self._worker, "save_captured", path=str(path), op=op, budget_bytes=budget_bytes)
         if not said["calls"]:
             least = f"one call takes {wording.size(said['bytes'])}, and the policy allows {wording.size(budget_bytes)}"
             return Capture(path=None, calls=0, bytes=0, reason=least)
-        part.replace(folder / name)
-        return Capture(path=f"{FOLDER}/{name}", calls=said["calls"], bytes=said["bytes"])
+        Run(course.folder).write_bytes(name, path.read_bytes())
+        return Capture(path=name, calls=said["calls"], bytes=said["bytes"])
 
     def _know(self, op: str, **fields: Any) -> None:
         known = self._found.ops[op].model_dump()
@@ -238,9 +240,11 @@ class Profiler:
             return _record(name, status="skipped", reason=problem)
         if name in self._ready:
             return _record(name)
-        limit = course.policy.budgets.call_s
+        budgets, limit = course.policy.budgets, course.policy.budgets.call_s
         if arm.mode.is_compiled:
-            limit = min(course.policy.budgets.compile_s, max(1.0, COMPILE_SHARE * course.deadline.left_s))
+            limit = min(budgets.compile_s, COMPILE_SHARE * course.deadline.left_s)
+            if limit < LEAST_COMPILE_S:
+                return _record(name, status="skipped", reason="there is no time to compile it")
         try:
             reply = self._worker.call("prepare", timeout_s=limit, arm=name)
         except WorkerFault as fault:

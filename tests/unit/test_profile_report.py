@@ -12,7 +12,7 @@ from e2e.errors import StoredRunError
 from e2e.profile_story import tell
 from e2e.reports.md import written
 from e2e.reports.text import printed
-from e2e.schema.evidence import DeviceFacts, TraceRecord
+from e2e.schema.evidence import DeviceFacts, ModelFacts, TraceRecord
 from e2e.schema.profile import (
     Alternative,
     Capture,
@@ -24,6 +24,7 @@ from e2e.schema.profile import (
     StepProfile,
     TimeRow,
 )
+from e2e.schema.result import ErrorRecord
 from e2e.schema.verdict import Estimate
 from e2e.schema.workload import Workload, cells_of
 from e2e.store import Run, load
@@ -39,6 +40,9 @@ WORKLOAD = Workload.model_validate(
         "cells": {"batch": [8], "sequence": [2048]},
     }
 )
+
+
+INTERRUPT = ErrorRecord(code=130, message="interrupted")
 
 
 def estimate(point: float, half: float = 0.002) -> Estimate:
@@ -90,7 +94,7 @@ def report(**changes: Any) -> ProfileReport:
         "created": "2026-01-01T00:00:00+00:00",
         "seconds": 118.0,
         "command": ["e2e", "profile", "llama_infer"],
-        "is_interrupted": False,
+        "error": None,
         "workload": WORKLOAD,
         "cell": cells_of(WORKLOAD)[0],
         "cells": 1,
@@ -100,6 +104,7 @@ def report(**changes: Any) -> ProfileReport:
         "seed": 3,
         "method": "2",
         "device": DeviceFacts(kind="cuda", name="NVIDIA H200", count_threads=16),
+        "model": ModelFacts(model_class="LlamaForCausalLM", parameters=10, dtypes={}, data="text", is_synthetic=True),
         "modes": [
             arm(EAGER, step_s=0.0826),
             arm("baseline:compile", status="failed", reason="no compiler", step_s=None),
@@ -177,16 +182,17 @@ def test_what_may_be_worth_a_kernel_stands_apart_from_what_is() -> None:
 
 
 def test_what_limits_the_numbers_is_said_in_capitals_or_at_the_top() -> None:
-    text = shown(random_weights=True, overrides={"model.weights": "random"}, cells=4, is_interrupted=True)
+    text = shown(random_weights=True, overrides={"model.weights": "random"}, cells=4, error=INTERRUPT)
     assert "RANDOM WEIGHTS" in text
+    assert "SYNTHETIC DATA" in text
     assert "model.weights=random" in text
     assert "The first of 4 cells" in text
-    assert text.startswith("PROFILE, INTERRUPTED")
+    assert text.startswith("PROFILE, ENDED EARLY (exit code 130)")
 
 
 def test_a_profile_that_was_interrupted_at_once_can_still_be_told() -> None:
-    text = shown(ops=[], steps=[], modes=[], strongest=None, memory=None, absent=[], next=[], is_interrupted=True)
-    assert "PROFILE, INTERRUPTED" in text
+    text = shown(ops=[], steps=[], modes=[], strongest=None, memory=None, absent=[], next=[], error=INTERRUPT)
+    assert "PROFILE, ENDED EARLY (exit code 130)" in text
 
 
 def test_names_from_a_model_steer_no_terminal_and_no_page() -> None:

@@ -49,6 +49,7 @@ class Script:
     """By `do`, `do op` or `do arm`: raised once."""
     compiled: float | None = None
     """Step of the compiled model over the eager one's; None: it does not compile."""
+    compile_s: float = 3.0
     opened: int = 0
     asked: list[str] = field(default_factory=list)
 
@@ -58,7 +59,8 @@ class FakeWorker:
 
     def __init__(self, script: Script) -> None:
         self.alive, self.clean = True, True
-        self.facts = {"device": "a CPU", "memory": None}
+        model = {"model_class": "Llama", "parameters": 10, "dtypes": {"float32": 10}, "data": "text"}
+        self.facts = {"device": "a CPU", "memory": None, "facts": model}
         self._script, self._op, self._turn, self._now = script, "", ("", 0), 0
         script.opened += 1
 
@@ -116,7 +118,7 @@ class FakeWorker:
         if "compile" in arm and self._script.compiled is None:
             raise WorkerFault("it does not compile", kind="raised")
         is_compiled = "compile" in arm
-        return {"first_step_s": 3.0 if is_compiled else 0.1, "regions": 1 if is_compiled else None}
+        return {"first_step_s": self._script.compile_s if is_compiled else 0.1, "regions": 1 if is_compiled else None}
 
     def do_warm_up(self, *, arm: str, **_: Any) -> dict[str, Any]:
         return {"steps": 10, "seconds": 0.1, "is_steady": True, "change_ratio": 0.0}
@@ -273,11 +275,19 @@ def test_the_ceiling_is_taken_in_the_strongest_mode_too(scene: Any) -> None:
 
 
 def test_without_time_to_compile_the_ceiling_is_unknown_and_says_so(scene: Any) -> None:
-    made = scene({"rms_norm": Planted(share=0.2)}, compiled=0.5, left_s=2.0).opened()
+    made = scene({"rms_norm": Planted(share=0.2)}, compiled=0.5, compile_s=9.0, left_s=20.0).opened()
     op = made.measured("rms_norm")
     assert (op.strongest, op.ceiling, op.worth) == (COMPILED, None, None)
     assert "a larger --budget allows it" in str(op.ceiling_reason)
     assert op.share is not None
+
+
+def test_with_hardly_any_time_nothing_is_compiled(scene: Any) -> None:
+    made = scene({"rms_norm": Planted(share=0.2)}, compiled=0.5, left_s=2.0).opened()
+    assert made.measured("rms_norm").worth == "yes"
+    assert [(arm.name, arm.reason) for arm in made.found.modes if arm.status == "skipped"] == [
+        (COMPILED, "there is no time to compile it")
+    ]
 
 
 def test_a_mode_that_fails_is_shown_with_its_reason(scene: Any) -> None:
