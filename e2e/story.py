@@ -21,7 +21,7 @@ from e2e.story_details import (
     reproduce_section,
     settings_sections,
     sites_section,
-    story_of_the_win,
+    win_section,
 )
 from e2e.story_facts import package
 from e2e.story_sections import Section, cells_section, detail_sections, first_sections, next_section
@@ -228,7 +228,7 @@ def _sections(result: Result, deciding: CellResult | None, *, is_full: bool) -> 
         speed, evidence = first_sections(result, cell, prefix, is_deciding=cell is deciding)
         own = [speed]
         if is_full:
-            own += [story_of_the_win(result, cell, prefix), *block_sections(cell, result.policy, prefix)]
+            own += [win_section(result, cell, prefix), *block_sections(cell, result.policy, prefix)]
         own += [evidence]
         own += [next_section(result)] if cell is deciding else []
         own += detail_sections(cell, prefix)

@@ -22,7 +22,7 @@ _INPUTS_UNFOLDED = 16
 _LABEL = 70
 
 
-def story_of_the_win(result: Result, cell: CellResult, prefix: str) -> Section:
+def win_section(result: Result, cell: CellResult, prefix: str) -> Section:
     """The author's ratio, the op's alone, and the step's: where a win goes."""
     alone, against = cell.evidence.isolated, cell.verdict.latency.against
     claimed = result.claim.claimed if result.claim else None
@@ -106,7 +106,7 @@ def _bands(blocks: _Blocks) -> tuple[tuple[str, int, int], ...]:
     places: dict[int, list[int]] = {}
     for place, (worker, _) in enumerate(blocks):
         places.setdefault(worker, []).append(place)
-    return tuple((f"worker {worker}", own[0], own[-1]) for worker, own in places.items())
+    return tuple((str(worker), own[0], own[-1]) for worker, own in places.items())
 
 
 def _workers(timed: Sequence[Segment], contrasts: dict[int, list[float]], other: str, mine: str) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,8 @@ from e2e.wording import (
 )
 
 _KERNELS_SHOWN = 8
+_WIDEST = 2.0
+"""Intervals within this factor of each other share an axis; what lies beyond is an arrow at its end."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,7 @@ def detail_sections(cell: CellResult, prefix: str) -> list[Section]:
 def _speed(evidence: Evidence, latency: Latency, policy: Policy | None) -> Table:
     rows: list[tuple[str, ...]] = []
     marks: list[Mark | None] = []
+    main: Mark | None = None
     alone = evidence.isolated
     if alone is not None:
         opponents = [("own module", alone.eager_s)]
@@ -152,6 +156,8 @@ def _speed(evidence: Evidence, latency: Latency, policy: Policy | None) -> Table
             (f"{titles.get(item.opponent, 'step: adopted,')} {arm(item.arm)}", *times, estimate(item.speedup), verdict)
         )
         marks.append(interval_mark(item.speedup, "kernel"))
+        if policy is None or item.opponent == policy.decides:
+            main = main or marks[-1]
     for name, found, word in (
         ("identical code", latency.sham, "control"),
         ("any kernel at most", latency.ceiling, "ceiling"),
@@ -160,7 +166,7 @@ def _speed(evidence: Evidence, latency: Latency, policy: Policy | None) -> Table
             rows.append((f"step: {name}", "", "", estimate(found), word))
             marks.append(interval_mark(found, "control"))
     header = ("against", "PyTorch", "kernel", "ratio, above 1 is faster", "outcome")
-    return Table(header, tuple(rows), _ratio_strip("ratios with their intervals", marks, policy))
+    return Table(header, tuple(rows), _ratio_strip("ratios with their intervals", marks, policy, main))
 
 
 def interval_mark(value: Estimate | None, ink: Ink) -> Mark | None:
@@ -168,13 +174,25 @@ def interval_mark(value: Estimate | None, ink: Ink) -> Mark | None:
     return None if value is None else Mark("interval", value.point_estimate, ink, value.lower_bound, value.upper_bound)
 
 
-def _ratio_strip(title: str, marks: Sequence[Mark | None], policy: Policy | None) -> Strip | None:
-    """All on one axis, which the intervals choose: what the op alone shows may lie far beyond it."""
-    ends = [end for mark in marks if mark for end in (mark.lower, mark.upper) if end is not None]
+def _ratio_strip(
+    title: str, marks: Sequence[Mark | None], policy: Policy | None, main: Mark | None = None
+) -> Strip | None:
+    """All on one axis, which `main` and the intervals nearest to 1 choose: one far away would make points of them."""
+    known = [mark for mark in marks if mark and mark.lower and mark.upper]
+    ends: list[float] = []
+    for mark in sorted(known, key=lambda mark: (mark is not main, _distance(mark))):
+        further = [*ends, *(end for end in (mark.lower, mark.upper) if end)]
+        if not ends or max(further) <= _WIDEST * min(further):
+            ends = further
     if not ends:
         return None
     axis = ratio_axis(ends, margin=policy.margin if policy else None)
     return Strip(title, axis, tuple((mark,) if mark else () for mark in marks))
+
+
+def _distance(mark: Mark) -> float:
+    """From 1, in either direction alike."""
+    return abs(math.log(mark.value)) if mark.value > 0 else math.inf
 
 
 def _quotient(over: float, under: float) -> float | None:

@@ -30,7 +30,7 @@ def strip_axis(axis: Axis, alt: str) -> Markup:
     taken: list[float] = []
     for number, (value, label) in enumerate(axis.guides):
         x = _x(axis, value)
-        taken += [x, x + _TICK_ROOM / 2]
+        taken += [x, x + 0.75 * _TICK_ROOM]  # its name stands to the right
         is_first = number == 0 and len(axis.guides) > 1
         is_left = (is_first and x > _TICK_ROOM / 3) or x > 100 - _TICK_ROOM
         parts.append(_text(x, 14, label, "guide-label", "end" if is_left else "start", shift=-3 if is_left else 3))
@@ -53,14 +53,21 @@ def _mark(mark: Mark, axis: Axis) -> Markup:
     if mark.shape == "limit":
         return _upright(x, 4, _ROW - 4, f"limit {ink}")
     if not axis.holds(mark.value):
-        return _text(x, middle + 4, "\u25b6" if mark.value > axis.high else "\u25c0", f"beyond {ink}")
+        return _end(mark.value, axis, ink)
     point = tag("circle", cx=_pc(x), cy=middle, r=4.5, class_=f"dot {ink}")
     if mark.lower is None or mark.upper is None:
         return point
     left, right = _x(axis, mark.lower), _x(axis, mark.upper)
     whisker = tag("line", x1=_pc(left), x2=_pc(right), y1=middle, y2=middle, class_=f"whisker {ink}")
-    ends = [_upright(end, middle - 4, middle + 4, f"whisker {ink}") for end in (left, right)]
-    return joined(whisker, *ends, point)
+    return joined(whisker, *(_end(bound, axis, ink) for bound in (mark.lower, mark.upper)), point)
+
+
+def _end(value: float, axis: Axis, ink: str) -> Markup:
+    """Of an interval; an arrow where it lies beyond the axis."""
+    x, middle = _x(axis, value), _ROW / 2
+    if axis.holds(value):
+        return _upright(x, middle - 4, middle + 4, f"whisker {ink}")
+    return _text(x, middle + 4, "\u25b6" if value > axis.high else "\u25c0", f"beyond {ink}")
 
 
 def chart(figure: Chart) -> Markup:
@@ -71,14 +78,17 @@ def chart(figure: Chart) -> Markup:
         left, right = _place(first - 0.5, places), _place(last + 0.5, places)
         shade = "band" if index % 2 == 0 else "band odd"
         parts.append(tag("rect", x=_pc(left), width=_pc(right - left), y=0, height=_PLOT, class_=shade))
-        parts.append(_text((left + right) / 2, _PLOT + 16, label.removeprefix("worker "), "tick"))
+        parts.append(_text((left + right) / 2, _PLOT + 16, label, "tick"))
     if figure.interval is not None:
         low, high = (_y(figure.axis, bound) for bound in figure.interval)
         parts.append(
             tag("rect", x="0", width="100%", y=f"{high:.1f}", height=f"{max(low - high, 1):.1f}", class_="interval")
         )
     parts += [_level(figure.axis, value, label, "grid-line") for value, label in figure.axis.ticks]
-    parts += [_level(figure.axis, value, None, "guide") for value, _ in figure.axis.guides]
+    said = {label for _, label in figure.axis.ticks}
+    parts += [
+        _level(figure.axis, value, None if label in said else label, "guide") for value, label in figure.axis.guides
+    ]
     parts += [_series(line, figure, places) for line in figure.lines]
     drawn = _svg(_PLOT + 24, figure.title, *parts)
     keys = [tag("li", tag("span", class_=f"key ink-{line.ink}"), line.name) for line in figure.lines]

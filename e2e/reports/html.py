@@ -100,10 +100,11 @@ def _lines(lines: tuple[str, ...]) -> list[Markup]:
 
 def _table(table: Table, title: str) -> Markup:
     drawing = table.strip
-    head = [tag("th", text, scope="col", class_=_side(table, index)) for index, text in enumerate(table.header)]
+    sides = [_side(table, index) for index in range(len(table.header))]
+    head = [tag("th", text, scope="col", class_=side) for text, side in zip(table.header, sides, strict=True)]
     if drawing is not None:
         head.insert(1, tag("th", strip_axis(drawing.axis, f"Axis: {drawing.title}"), scope="col", class_="strip"))
-    rows = [tag("tr", *_row(table, number)) for number in range(len(table.rows))]
+    rows = [tag("tr", *_row(table, number, sides)) for number in range(len(table.rows))]
     whole = tag(
         "table",
         tag("caption", title),
@@ -114,12 +115,12 @@ def _table(table: Table, title: str) -> Markup:
     return tag("div", whole, class_="wide")
 
 
-def _row(table: Table, number: int) -> list[Markup]:
+def _row(table: Table, number: int, sides: list[str]) -> list[Markup]:
+    """Every cell has its column's name, for screens too narrow for a head."""
     row = table.rows[number]
-    cells = [
-        tag("th" if index == 0 else "td", _set(text), scope="row" if index == 0 else None, **_named(table, index))
-        for index, text in enumerate(row)
-    ]
+    first, *others = zip(row, table.header, sides, strict=True)
+    cells = [tag("th", _set(first[0]), scope="row", class_=first[2])]
+    cells += [tag("td", _set(text), class_=side, data_name=name) for text, name, side in others]
     if table.strip is not None:
         cells.insert(1, tag("td", _drawn(table.strip, row, number), class_="strip"))
     return cells
@@ -128,11 +129,6 @@ def _row(table: Table, number: int) -> list[Markup]:
 def _drawn(drawing: Strip, row: tuple[str, ...], number: int) -> Markup | None:
     marks = drawing.rows[number]
     return strip(marks, drawing.axis, f"{drawing.title}: {', '.join(filter(None, row))}") if marks else None
-
-
-def _named(table: Table, index: int) -> dict[str, str]:
-    """The column's name, for screens too narrow for a head."""
-    return {"class_": _side(table, index), "data_name": table.header[index]}
 
 
 def _side(table: Table, index: int) -> str:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from e2e import registry
 from e2e.schema.result import CellResult, Region, Regions, Result
-from e2e.schema.verdict import Reason
+from e2e.schema.verdict import Estimate, Reason
 from e2e.schema.words import Outcome, ReasonCode
 from e2e.store import load
 from tests import results
@@ -147,6 +147,32 @@ def test_an_interval_is_drawn_where_it_lies() -> None:
     best, shipped = places["step: best PyTorch, eager with F.rms_norm"], places["step: eager as shipped"]
     assert best < places["step: any kernel at most"] < shipped
     assert any("\u25b6" in words(row) and "10.4x" in words(row) for row in speed.iter("tr")), "beyond the axis"
+
+
+def arrows(speedup: Estimate, *, best: Estimate | None = None) -> dict[str, int]:
+    """Ends of drawings that lie beyond the axis, by row, with eager as shipped at that speed-up."""
+    told = results.verdict()
+    first, second = told.latency.against
+    rows = [
+        first.model_copy(update={"speedup": best or first.speedup}),
+        second.model_copy(update={"speedup": speedup}),
+    ]
+    told = told.model_copy(update={"latency": told.latency.model_copy(update={"against": rows})})
+    cell = CellResult(cell=results.cell(), evidence=results.evidence(isolated=None), verdict=told)
+    speed = sections(page(results.result([cell])))["Speed"]
+    found = {}
+    for row in speed.iter("tr"):
+        number = sum(text.text in ("\u25b6", "\u25c0") for text in row.iter("text"))
+        found.update({words(row[0]): number} if number else {})
+    return found
+
+
+def test_what_lies_far_beyond_the_deciding_interval_is_an_arrow() -> None:
+    assert {} == arrows(results.estimate(1.159, 0.003))
+    assert {"step: eager as shipped": 1} == arrows(results.estimate(11.0, 0.1))
+    assert {"step: eager as shipped": 1} == arrows(results.estimate(0.1, 0.01))
+    wide = arrows(results.estimate(1.9, 0.3), best=results.estimate(1.8, 0.1))
+    assert "step: best PyTorch, eager with F.rms_norm" not in wide, "what decides is always drawn whole"
 
 
 def test_a_sweep_has_a_heat_map_and_folds_the_cells_that_do_not_decide() -> None:
