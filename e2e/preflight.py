@@ -109,8 +109,9 @@ def check_model(workload: LoadedWorkload) -> None:
     data = root / workload.workload.data.path
     if workload.workload.data.path != SYNTHETIC and not data.exists():
         raise UsageError(f"{workload.path}: data.path: no file {data}")
-    if spec.factory and not (root / spec.factory.rpartition(":")[0]).is_file():
-        raise UsageError(f"{workload.path}: model.factory: no file {root / spec.factory.rpartition(':')[0]}")
+    home = spec.factory.rpartition(":")[0] if spec.factory else ""
+    if home.endswith(".py") and not (root / home).is_file():
+        raise UsageError(f"{workload.path}: model.factory: no file {root / home}")
     if is_needed(spec):
         place = place_of(spec, root)
         if place.hub is not None:

@@ -156,7 +156,11 @@ def _marks(result: Result) -> tuple[str, ...]:
     marks = []
     if result.random_weights or any(cell.evidence.random_weights for cell in result.cells):
         marks.append("RANDOM WEIGHTS: time and memory are real; drift and outputs mean little.")
-    if any(cell.evidence.model is not None and cell.evidence.model.is_synthetic for cell in result.cells):
+    models = [cell.evidence.model for cell in result.cells if cell.evidence.model is not None]
+    if drawn := {name for model in models for name in model.drawn}:
+        shown = f"{min(drawn)} and {len(drawn) - 1} more" if len(drawn) > 1 else min(drawn)
+        marks.append(clean(f"WEIGHTS MISSING from the checkpoint, and drawn: {shown}."))
+    if any(model.is_synthetic for model in models):
         marks.append("SYNTHETIC DATA: inputs were drawn, not read; routing and drift mean little.")
     if result.overrides:
         pairs = ", ".join(f"{key}={value}" for key, value in result.overrides.items())

@@ -77,7 +77,9 @@ class Session(ForwardSession):
             data="drawn readings: waves with noise",
             is_synthetic=True,
         )
-        self.answer = Answer(what="forecasts", per="reading", is_distribution=False, width=self.sensors)
+        self.answer = Answer(
+            what="forecasts", per="reading", is_distribution=False, has_labels=False, width=self.sensors
+        )
 
     def drawn(self, rows: int, seed: int) -> Batch:
         """Waves of drawn pitch and phase, with noise: no two seeds have the same."""

@@ -69,15 +69,17 @@ def gross_errors(
         reference, baseline (answers, V), that call's first.
     """
     rows, labels, own = [], labels_of(session, [inputs]), None
+    is_distribution = session.answer.is_distribution
     for name, spoil in _SPOILINGS.items():
         model = copy_sharing_weights(session.model)
         Patch(op, sites_in(model, sites), lambda site, spoil=spoil: _spoiled(op.own(site), spoil))  # type: ignore[misc]
         value = session.answers(model, *inputs)
         value = value.reshape(-1, value.shape[-1])
         count = value.shape[0]
-        own = own or distance_of(baseline[:count], reference[:count])
+        own = own or distance_of(baseline[:count], reference[:count], is_distribution=is_distribution)
         found = surprise(value, baseline[:count], labels) if labels is not None else None
-        kl, is_finite = distance_of(value, reference[:count]).kl, bool(value.isfinite().all())
+        kl = distance_of(value, reference[:count], is_distribution=is_distribution).kl
+        is_finite = bool(value.isfinite().all())
         rows.append(
             {
                 "name": name,

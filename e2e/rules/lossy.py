@@ -33,7 +33,7 @@ def kl_added(check: ModelCheck) -> float | None:
 def budget_is_exceeded(case: Case) -> Iterator[Reason]:
     """A declared lossy kernel moves the model further than the policy allows."""
     check = case.evidence.model_check
-    if check is None or check.precision is None or check.status == "wrong":
+    if check is None or check.precision is None or check.status == "wrong" or not check.answer.has_labels:
         return
     if over := over_budget(kl_added(check), check.nll_upper, case.policy.numerics):
         message = f"declared {check.precision}, over {check.tokens} tokens: {'; '.join(over)}"
@@ -51,10 +51,10 @@ def is_declared_lossy(case: Case) -> Iterator[Reason]:
 def is_not_judged(case: Case) -> str | None:
     """Why the op rule's giving way leaves nothing that judged the kernel, if so."""
     check, lossy = case.evidence.model_check, [row for row in case.evidence.op_checks if row.status == "lossy"]
-    if not lossy or (check is not None and check.precision is not None):
+    if not lossy or (check is not None and check.precision is not None and check.answer.has_labels):
         return None
     return (
         f"the kernel declares a lossy precision, and errs more than PyTorch on {len(lossy)} of"
-        f" {len(case.evidence.op_checks)} inputs: only a model's outputs, in an inference workload, say whether that"
-        " is within the policy's budget"
+        f" {len(case.evidence.op_checks)} inputs: only a language model's outputs, in an inference workload, say"
+        " whether that is within the policy's budget"
     )

@@ -128,6 +128,8 @@ class Answer(Record):
     """Of what there is one answer each: `token`, `image`."""
     is_distribution: bool = True
     """Whether an answer is a row of logits: then KL and the most likely class are compared too."""
+    has_labels: bool = True
+    """Whether it is known what should have been answered, as of a text its next tokens are."""
     width: int | None = None
     """Numbers in an answer."""
     tokens: int = 1
@@ -151,6 +153,8 @@ class ModelFacts(Record):
     """What the inputs are, in words."""
     is_synthetic: bool = False
     """Inputs were drawn, not read."""
+    drawn: list[str] = []
+    """Weights that the checkpoint lacks, and that were therefore drawn."""
     code_sha256: str | None = None
     """Hash of code that came with the model (`trust_remote_code`)."""
 

@@ -24,8 +24,8 @@ class ModelSpec(Record):
     revision: str | None = None
     """Commit of the hub id; recorded in the result."""
     factory: str | None = None
-    """`path/to/file.py:function`, relative to the workload file: called with the built model, returns the
-    model."""
+    """`path/to/file.py:function`, relative to the workload file, or `package.module:function`: called with the built
+    model, returns the model. Without `id` and `config` it is called with nothing, and builds one."""
     weights: Literal["pretrained", "random"] = "pretrained"
     """`random` is labelled in every report; there is never a silent fallback to it."""
     config: dict[str, Any] = Field(default_factory=dict)
@@ -37,8 +37,15 @@ class ModelSpec(Record):
     trust_remote_code: bool = False
     """Run code that comes with the model; its hash is recorded."""
 
+    @property
+    def is_built_by_factory(self) -> bool:
+        """Whether the factory has nothing to start from."""
+        return self.factory is not None and self.id is None and "model_type" not in self.config
+
     @model_validator(mode="after")
     def _has_a_source(self) -> ModelSpec:
+        if self.is_built_by_factory and not self.config:
+            return self
         if self.weights == "pretrained" and self.id is None:
             raise ValueError("pretrained weights need `id` (a hub id or a folder)")
         if self.weights == "random" and self.id is None and "model_type" not in self.config:

@@ -9,11 +9,12 @@ import inspect
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -54,7 +55,15 @@ class Source:
         return {"revision": self.spec.revision or "main", "trust_remote_code": self.spec.trust_remote_code}
 
 
-def load_model(spec: ModelSpec, kind: Any, *, root: Path, device: str, seed: int) -> nn.Module:
+class Loaded(NamedTuple):
+    """A model, and what its checkpoint lacked."""
+
+    model: nn.Module
+    drawn: tuple[str, ...]
+    """Weights that are not in the checkpoint, and that Transformers drew."""
+
+
+def load_model(spec: ModelSpec, kind: Any, *, root: Path, device: str, seed: int) -> Loaded:
     """The model in eval mode on `device`, with every floating parameter in the stated dtype; `kind`: an `Auto*` class.
 
     Raises:
@@ -62,36 +71,51 @@ def load_model(spec: ModelSpec, kind: Any, *, root: Path, device: str, seed: int
         UsageError: the config, the factory or the dtype do not fit.
     """
     disable_progress_bar()  # a worker's output is quoted where it died
-    source, dtype = Source(spec, root), getattr(torch, spec.dtype)
-    config = _config(source)
-    common: dict[str, Any] = {"attn_implementation": spec.attention, "trust_remote_code": spec.trust_remote_code}
+    torch.manual_seed(seed)
+    model, drawn = (None, ()) if spec.is_built_by_factory else _read(Source(spec, root), kind, device, seed)
+    if spec.factory:
+        given = () if model is None else (model.to(device).eval(),)
+        model = _factory(spec, root)(*given)
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model.factory: {spec.factory} gave {type(model).__name__}, which is no torch.nn.Module")
+    model = model.to(device).eval()
+    _check_dtype(model, getattr(torch, spec.dtype))
+    return Loaded(model, drawn)
+
+
+def _read(source: Source, kind: Any, device: str, seed: int) -> Loaded:
+    """As Transformers builds it: with the checkpoint's weights, or with drawn ones."""
+    spec, config = source.spec, _config(source)
+    options: dict[str, Any] = {
+        "dtype": getattr(torch, spec.dtype),
+        "attn_implementation": spec.attention,
+        "trust_remote_code": spec.trust_remote_code,
+    }
+    model: nn.Module
     if spec.weights == "random":
-        torch.manual_seed(seed)
         try:
             with torch.device(device):
-                model = kind.from_config(config, dtype=dtype, **common)
+                model = kind.from_config(config, **options)
         except _IMPOSSIBLE as error:
             if "memory" in str(error).lower():  # not for what the file says, but for how much of it fits here
                 raise
             raise UsageError(f"model.config: no such model can be built: {_first_line(error)}") from error
         _stir(model, seed)
-    else:
-        try:
-            model = kind.from_pretrained(source.name, config=config, dtype=dtype, **{**source.options, **common})
-        except (OSError, SafetensorError) as error:
-            raise EnvironmentFault(f"the weights of {spec.id} cannot be read: {_first_line(error)}") from error
-        except (RuntimeError, ValueError) as error:  # sizes that do not fit the config, another kind of model
-            raise UsageError(f"model.config does not fit the weights of {spec.id}: {_first_line(error)}") from error
-    model = model.to(device).eval()
-    if spec.factory:
-        model = _factory(spec.factory, root)(model).to(device).eval()
-    _check_dtype(model, dtype)
-    return model
+        return Loaded(model, ())
+    options |= {**source.options, "config": config, "output_loading_info": True}
+    try:
+        model, found = kind.from_pretrained(source.name, **options)
+    except (OSError, SafetensorError) as error:
+        raise EnvironmentFault(f"the weights of {spec.id} cannot be read: {_first_line(error)}") from error
+    except (RuntimeError, ValueError) as error:  # sizes that do not fit the config, another kind of model
+        raise UsageError(f"model.config does not fit the weights of {spec.id}: {_first_line(error)}") from error
+    return Loaded(model, tuple(sorted(found["missing_keys"])))
 
 
-def facts_of(model: nn.Module, spec: ModelSpec, *, data: str, is_synthetic: bool) -> ModelFacts:
+def facts_of(loaded: Loaded, spec: ModelSpec, *, data: str, is_synthetic: bool) -> ModelFacts:
     """What was really built, and from which data its inputs come."""
-    config: Any = model.config
+    model = loaded.model
+    config: Any = getattr(model, "config", None)
     dtypes: Counter[str] = Counter()
     for tensor in {tensor.data_ptr(): tensor for tensor in model.state_dict().values()}.values():  # tied ones once
         dtypes[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
@@ -107,6 +131,7 @@ def facts_of(model: nn.Module, spec: ModelSpec, *, data: str, is_synthetic: bool
         vocabulary=getattr(text, "vocab_size", None),
         data=data,
         is_synthetic=is_synthetic,
+        drawn=list(loaded.drawn),
         code_sha256=_code_of(model),
     )
 
@@ -184,21 +209,32 @@ def _stir(model: nn.Module, seed: int) -> None:
                 parameter.add_(noise * parameter.where(parameter != 0, 0.2))
 
 
-def _factory(text: str, root: Path) -> Any:
-    file, _, name = text.rpartition(":")
-    path = root / file
-    if not path.is_file():
-        raise UsageError(f"model.factory: no file {path}")
+def _factory(spec: ModelSpec, root: Path) -> Callable[..., Any]:
+    """The function that `model.factory` names: in a file beside the workload, or in an importable module."""
+    home, _, name = str(spec.factory).rpartition(":")
+    module = _module_in(root / home) if home.endswith(".py") else _imported(home)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UsageError(f"model.factory: {home} has no function {name!r}")
+    found: Callable[..., Any] = function
+    return found
+
+
+def _module_in(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"e2e_factory_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"model.factory: {path} is not a Python file")
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise UsageError(f"model.factory: no file {path}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # torch.compile looks its functions up there
     spec.loader.exec_module(module)
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise UsageError(f"model.factory: {path} has no function {name!r}")
-    return function
+    return module
+
+
+def _imported(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UsageError(f"model.factory: {name} cannot be imported: {error}") from error
 
 
 def _check_dtype(model: nn.Module, dtype: torch.dtype) -> None:

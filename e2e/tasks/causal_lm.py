@@ -34,12 +34,13 @@ class Session:
         self.cell = cell
         self.device = device
         spec = workload.model
-        self.model = load_model(spec, AutoModelForCausalLM, root=root, device=device, seed=seed)
+        loaded = load_model(spec, AutoModelForCausalLM, root=root, device=device, seed=seed)
+        self.model = loaded.model
         self.model.requires_grad_(cell.step == "train")
         config: Any = self.model.config
         self.tokens = Tokens.read(workload.data, Source(spec, root), vocabulary=config.vocab_size)
         is_synthetic = workload.data.path == SYNTHETIC
-        self.facts = facts_of(self.model, spec, data=self.tokens.label, is_synthetic=is_synthetic)
+        self.facts = facts_of(loaded, spec, data=self.tokens.label, is_synthetic=is_synthetic)
         self.answer = Answer(width=config.vocab_size)
         accepted = inspect.signature(self.model.forward).parameters
         self._cache_name = "cache" if "cache" in accepted else "past_key_values"  # renamed in transformers 5.2x

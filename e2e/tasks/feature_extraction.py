@@ -20,12 +20,13 @@ class Session(ForwardSession):
 
     def __init__(self, workload: Workload, cell: Cell, *, root: Path, device: str, seed: int) -> None:
         spec = workload.model
-        super().__init__(cell, device, load_model(spec, AutoModel, root=root, device=device, seed=seed))
+        loaded = load_model(spec, AutoModel, root=root, device=device, seed=seed)
+        super().__init__(cell, device, loaded.model)
         vocabulary = self.model.config.vocab_size
         self._rows = Rows.read(workload.data, Source(spec, root), vocabulary=vocabulary, length=cell.sequence)
         is_synthetic = workload.data.path == SYNTHETIC
-        self.facts = facts_of(self.model, spec, data=self._rows.label, is_synthetic=is_synthetic)
-        self.answer = Answer(what="features", is_distribution=False, width=self.facts.hidden)
+        self.facts = facts_of(loaded, spec, data=self._rows.label, is_synthetic=is_synthetic)
+        self.answer = Answer(what="features", is_distribution=False, has_labels=False, width=self.facts.hidden)
 
     def drawn(self, rows: int, seed: int) -> Batch:
         """See `Rows.batch`."""

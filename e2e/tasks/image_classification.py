@@ -23,15 +23,15 @@ class Session(ForwardSession):
 
     def __init__(self, workload: Workload, cell: Cell, *, root: Path, device: str, seed: int) -> None:
         spec = workload.model
-        model = load_model(spec, AutoModelForImageClassification, root=root, device=device, seed=seed)
-        super().__init__(cell, device, model)
+        loaded = load_model(spec, AutoModelForImageClassification, root=root, device=device, seed=seed)
+        super().__init__(cell, device, loaded.model)
         shape = Shape.of(self.model.config)
         self._images = Images.read(workload.data, Source(spec, root), shape=shape)
         is_synthetic = workload.data.path == SYNTHETIC
-        self.facts = facts_of(self.model, spec, data=self._images.label, is_synthetic=is_synthetic)
+        self.facts = facts_of(loaded, spec, data=self._images.label, is_synthetic=is_synthetic)
         patch = getattr(self.model.config, "patch_size", _USUAL_PATCH)
         tokens = max(1, shape.height // patch) * max(1, shape.width // patch) if isinstance(patch, int) else 1
-        self.answer = Answer(per="image", width=int(self.model.config.num_labels), tokens=tokens)
+        self.answer = Answer(per="image", has_labels=False, width=int(self.model.config.num_labels), tokens=tokens)
 
     def drawn(self, rows: int, seed: int) -> Batch:
         """See `Images.batch`."""

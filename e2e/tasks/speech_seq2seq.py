@@ -26,8 +26,8 @@ class Session(ForwardSession):
 
     def __init__(self, workload: Workload, cell: Cell, *, root: Path, device: str, seed: int) -> None:
         spec = workload.model
-        model = load_model(spec, AutoModelForSpeechSeq2Seq, root=root, device=device, seed=seed)
-        super().__init__(cell, device, model)
+        loaded = load_model(spec, AutoModelForSpeechSeq2Seq, root=root, device=device, seed=seed)
+        super().__init__(cell, device, loaded.model)
         config: Any = self.model.config
         if not hasattr(config, "num_mel_bins") or not hasattr(config, "max_source_positions"):
             raise UsageError(f"model: {config.model_type} does not hear log-mel features, as Whisper does")
@@ -37,8 +37,8 @@ class Session(ForwardSession):
         self._sounds = Sounds.read(workload.data, Source(spec, root), mels=int(config.num_mel_bins), frames=frames)
         is_synthetic = workload.data.path == SYNTHETIC
         label = f"{self._sounds.label}; the tokens written so far are drawn"
-        self.facts = facts_of(self.model, spec, data=label, is_synthetic=is_synthetic)
-        self.answer = Answer(width=self._vocabulary)
+        self.facts = facts_of(loaded, spec, data=label, is_synthetic=is_synthetic)
+        self.answer = Answer(width=self._vocabulary, has_labels=False)
 
     def drawn(self, rows: int, seed: int) -> Batch:
         """See `Sounds.batch`; a row of ids begins as generation does."""

@@ -184,6 +184,17 @@ def test_the_exams_answers_have_rows_of_their_width_and_are_counted(
 
 
 @every_step
+def test_labels_are_there_where_the_task_says_so(files: Files, name: str, step: str) -> None:
+    session = opened(files[name], name, step)
+    inputs = session.exam(64, 5)[0]
+    labels = session.labels(*inputs)
+    assert (labels is not None) == session.answer.has_labels
+    if labels is not None:
+        assert labels.numel() == session.answers(session.model, *inputs)[..., 0].numel()
+        assert -1 <= int(labels.min()) < int(labels.max()) < session.answer.width
+
+
+@every_step
 def test_the_exams_answers_are_those_of_one_row_after_another(files: Files, name: str, step: str) -> None:
     session = opened(files[name], name, step)
     inputs = session.exam(64, 5)[0]

@@ -17,7 +17,7 @@ from e2e.numerics.kept import Kept
 from e2e.numerics.lossy import labels_of, surprise
 from e2e.reading import read_kernel
 from e2e.rules.lossy import over_budget
-from e2e.schema.evidence import Evidence, MutantCheck
+from e2e.schema.evidence import Answer, Evidence, MutantCheck
 from e2e.schema.policy import Numerics
 from e2e.schema.words import Outcome, ReasonCode, Stage
 from e2e.stages.check import op_checks
@@ -127,6 +127,12 @@ def test_the_budget_is_the_policys() -> None:
 def test_where_no_model_was_asked_nothing_is_decided() -> None:
     alone = fakes.stopped_at(Stage.CHECK, op_checks=[fakes.op_check(status="lossy")], model_check=None)
     outcome, found = codes(alone)
+    assert (outcome, found[0]) == (Outcome.INCONCLUSIVE, ReasonCode.CHECK_NO_POWER)
+
+
+def test_where_the_task_knows_no_labels_nothing_is_decided() -> None:
+    unknown = {"answer": Answer(what="features", is_distribution=False, has_labels=False)}
+    outcome, found = codes(seen(kl_candidate=None, nll_upper=None, **unknown))
     assert (outcome, found[0]) == (Outcome.INCONCLUSIVE, ReasonCode.CHECK_NO_POWER)
 
 
