@@ -24,6 +24,7 @@ from e2e.measure.fingerprint import Ring
 from e2e.measure.pause import Pause
 from e2e.operators import READS, Interception, interceptions_in, replace
 from e2e.patch import Patch, copy_sharing_weights, observed, sites_in
+from e2e.prepared import InPrepared, Prepared
 from e2e.protocols import Built, Op, OpCall, Site, outputs_of
 from e2e.schema.words import Mode, Role
 from e2e.scout import Replica, placed
@@ -63,8 +64,12 @@ def bound_to(built: Built, op: Op, dtype: str) -> Bound:
 
 
 def _call_of(built: Built, op: Op, dtype: str) -> Callable[..., Any]:
-    builder, layout = registry.load("builders", built.builder), built.kernel.manifest.layout
-    swaps = getattr(op, "layouts", {}).get(layout)
+    builder, manifest = registry.load("builders", built.builder), built.kernel.manifest
+    if manifest.prepare is not None:
+        make = builder.prepare(built, op, dtype)
+        prepared = InPrepared(op, [name for item in manifest.prepared for name in item])
+        return Prepared(prepared, builder.bind(built, prepared, dtype), make, shown=built.kernel.shown)
+    swaps = getattr(op, "layouts", {}).get(manifest.layout)
     if swaps is None:
         call: Callable[..., Any] = builder.bind(built, op, dtype)
         return call
@@ -199,6 +204,7 @@ class Arena:
             run = _compiled(program, backend)
         arm = Arm(arm_name, run, backend, seed if arm_name.role is Role.HEADROOM else None)
         self._arms[name] = arm
+        prepare_s = self._made_ready(arm_name, seed)
         start = time.perf_counter()
         if arm_name.mode is Mode.CUDA_GRAPH:
             self._captured_calls = 0
@@ -209,7 +215,38 @@ class Arena:
             _need_all(backend)
         first_step_s = time.perf_counter() - start
         self.run(name, seeds=[seed + 1, seed + 2])
-        return {"first_step_s": first_step_s, "graph_breaks": broken, **self._proof(arm, seed, profiled)}
+        found = {"first_step_s": first_step_s, "graph_breaks": broken, "prepare_s": prepare_s}
+        return found | self._proof(arm, seed, profiled)
+
+    def _made_ready(self, name: ArmName, seed: int) -> Seconds | None:
+        """What preparing the sites' parameters takes, done in an eager step before anything is compiled or captured.
+
+        None where the arm's kernel prepares nothing; a kernel prepares once for all arms.
+        """
+        kernel = self._kernel_of(name)
+        if kernel is None or not isinstance(kernel.call, Prepared):
+            return None
+        if not kernel.call.seconds:
+            eager = ArmName(name.role, Mode.EAGER, name.alternative)
+            arm = Arm(eager, self._session.program(self._tree(eager, seed)), None)
+            self._execute(arm, self.batches(arm, [seed])[0])
+        return kernel.call.seconds
+
+    def _kernel_of(self, name: ArmName) -> Bound | None:
+        if name.role is Role.CANDIDATE:
+            return self._candidate.kernel if self._candidate is not None else None
+        return self._adopted.get(str(name.alternative))
+
+    def _need_fresh(self) -> None:
+        """Of every kernel in this process that prepares, in every arm's segments, so that all are treated alike.
+
+        Raises:
+            CandidateError: `prepared_stale`.
+        """
+        bound = [*self._adopted.values(), *([self._candidate.kernel] if self._candidate is not None else [])]
+        for kernel in bound:
+            if isinstance(kernel.call, Prepared):
+                kernel.call.need_fresh()
 
     def _first_step(self, arm: Arm, program: nn.Module, seed: int) -> bool:
         """Compile and run once; whether a baseline had to be compiled with breaks in its graph.
@@ -279,6 +316,7 @@ class Arena:
             clock.stop()
         self.sync()
         mark()
+        self._need_fresh()
         after = _driver_calls(self._session.device)
         return {
             "digests": self._ring.read(len(batches)),

@@ -46,6 +46,7 @@ def set_up(evidence: Evidence, verdict: Verdict | None = None) -> SetUp:
     costs = SetUp(
         build_s=math.fsum(build.seconds for build in evidence.builds) if evidence.builds else None,
         bind_s=evidence.bind_s,
+        prepare_s=evidence.prepare_s,
         first_step_s=_first_step(evidence, candidate),
         warm_step_s=_steady(evidence, candidate),
         baseline_first_step_s=_first_step(evidence, baseline),
@@ -78,6 +79,7 @@ def _break_even(costs: SetUp) -> int | None:
         return None
     if costs.baseline_first_step_s is None or len(known) < len(one_time):
         return None
+    known += [costs.prepare_s] if costs.prepare_s is not None else []
     return max(0, math.ceil((math.fsum(known) - costs.baseline_first_step_s) / (before - after)))
 
 

@@ -298,6 +298,7 @@ _AGAIN_WHY = {
 }
 _BY_CODE: dict[ReasonCode, Callable[[_Case, ReasonCode], list[NextAction]]] = {
     ReasonCode.STALE_OUTPUT: _fix_timed,
+    ReasonCode.PREPARED_STALE: _fix_timed,
     ReasonCode.CONTAMINATED_BASELINE: _fix_timed,
     ReasonCode.TAMPERED: _fix_timed,
     ReasonCode.PRECISION_DOWNGRADED: _fix_precision,

@@ -123,7 +123,8 @@ class Op(Protocol):
     """The operation that is replaced (worker side; one file in `e2e/ops/`).
 
     Some members are optional. `variants(dtype, device, seed)` gives named calls of other widths and scalars than the
-    example's, for checks without a workload; in a model its sites fix both. `layouts` has the `Swaps` of every other
+    example's, for checks without a workload; in a model its sites fix both. `parameter_names` are those of its tensors
+    that are the site's own, as weights are: a kernel may prepare them. `layouts` has the `Swaps` of every other
     layout in which a kernel may take the op's tensors.
 
     A *call* is the op's tensors, then its scalars, in the order of their names. What a call returns is one tensor, or
@@ -177,6 +178,11 @@ class Op(Protocol):
     def mutants(self) -> Mapping[str, Callable[..., Any]]:
         """Kernels that are wrong on purpose; every one must be caught."""
         ...
+
+
+def parameters_of(op: Op) -> tuple[str, ...]:
+    """Those of the op's tensors that are the site's own; an op need not say so."""
+    return tuple(getattr(op, "parameter_names", ()))
 
 
 Batch = tuple[Any, ...]

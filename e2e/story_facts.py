@@ -293,6 +293,7 @@ def _set_up(result: Result, evidence: Evidence) -> Facts:
     if evidence.builds and all(build.cached for build in evidence.builds):
         parts = ["build from the cache"]
     parts += [] if costs.bind_s is None else [f"load {duration(costs.bind_s, digits=3)}"]
+    parts += [] if costs.prepare_s is None else [f"prepare {duration(costs.prepare_s, digits=3)}"]
     if costs.warm_step_s is not None:
         first, theirs = _first_step(costs.first_step_s), _first_step(costs.baseline_first_step_s)
         parts.append(f"first step {first} (PyTorch {theirs})")

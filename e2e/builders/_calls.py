@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from e2e.errors import CandidateError, EnvironmentFault, UsageError
-from e2e.protocols import OUT, BuildTarget, Built, Op, OpCall, outputs_of
+from e2e.protocols import OUT, BuildTarget, Built, Op, OpCall, outputs_of, parameters_of
 from e2e.schema.constraint import evaluate
 from e2e.schema.kernel import Kernel
 from e2e.schema.workload import DType
@@ -108,12 +108,48 @@ class Extra:
 
 def extras_of(built: Built) -> list[Extra]:
     """Saved tensors, then scratch, as the manifest lists them."""
-    manifest, found = built.kernel.manifest, []
-    for items, is_saved in ((manifest.saves, True), (manifest.workspace, False)):
-        for name, shape in (pair for item in items for pair in item.items()):
-            *sizes, dtype = [part.strip() for part in shape.split(",")]
-            found.append(Extra(name, tuple(int(size) if size.isdigit() else size for size in sizes), dtype, is_saved))
+    manifest = built.kernel.manifest
+    return [*_listed(manifest.saves, is_saved=True), *_listed(manifest.workspace, is_saved=False)]
+
+
+def _listed(items: Sequence[Mapping[str, str]], *, is_saved: bool) -> list[Extra]:
+    found = []
+    for name, shape in (pair for item in items for pair in item.items()):
+        *sizes, dtype = [part.strip() for part in shape.split(",")]
+        found.append(Extra(name, tuple(int(size) if size.isdigit() else size for size in sizes), dtype, is_saved))
     return found
+
+
+def preparing(function: Callable[..., Any], op: Op, built: Built) -> Callable[..., tuple[Any, ...]]:
+    """The manifest's `prepare` as a function of a call of the op: what it makes of the call's parameters.
+
+    Raises:
+        CandidateError: `bind_failed`: a site of the op has no parameters; or, when it is called, it gives another
+            number of tensors.
+    """
+    manifest = built.kernel.manifest
+    extras, names = _listed(manifest.prepared, is_saved=False), parameters_of(op)
+    if not names:
+        raise bind_failed(built, f"prepare: a site of {op.name} has no parameters")
+    places = [op.tensor_names.index(name) for name in names]
+    count = len(op.tensor_names)
+
+    def make(*args: Any) -> tuple[Any, ...]:
+        parameters = [args[place] for place in places]
+        if manifest.takes_outputs:
+            try:
+                dims = op.dims(OpCall(args[:count], args[count:]))
+                made = tuple(extra.made(dims, args[0]) for extra in extras)
+            except ValueError as error:
+                raise bind_failed(built, f"prepared: {error}") from error
+            function(*parameters, *made)
+            return made
+        found = outputs_of(function(*parameters))
+        if len(found) != len(extras or names):
+            raise bind_failed(built, f"prepare: gave {len(found)} tensors, where {len(extras or names)} are expected")
+        return found
+
+    return make
 
 
 class Bound:

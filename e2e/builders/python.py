@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from e2e.builders._adapt import adapted
-from e2e.builders._calls import BORROWED, Saving, bind_failed, entry_for
+from e2e.builders._calls import BORROWED, Saving, bind_failed, entry_for, preparing
 from e2e.builders._import import attribute, candidate_module, parsed
 from e2e.protocols import BuildTarget, Built, Op
 from e2e.schema.kernel import Kernel
@@ -32,10 +32,19 @@ class PythonBuilder:
         forward, backward = adapted(function, op, built), built.kernel.manifest.backward
         if backward in (None, BORROWED):
             return forward
-        own = attribute(candidate_module(built), str(backward), built)
-        if not callable(own):
-            raise bind_failed(built, f"backward: {backward!r} is a {type(own).__name__}, not a function")
-        return Saving(op, built, forward, own)
+        return Saving(op, built, forward, _beside(built, "backward", str(backward)))
+
+    def prepare(self, built: Built, op: Op, dtype: str) -> Callable[..., Any]:
+        """See `preparing`."""
+        return preparing(_beside(built, "prepare", str(built.kernel.manifest.prepare)), op, built)
+
+
+def _beside(built: Built, field: str, name: str) -> Callable[..., Any]:
+    """A further function of the candidate's module."""
+    found: Callable[..., Any] = attribute(candidate_module(built), name, built)
+    if not callable(found):
+        raise bind_failed(built, f"{field}: {name!r} is a {type(found).__name__}, not a function")
+    return found
 
 
 PLUGIN = PythonBuilder()

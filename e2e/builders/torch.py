@@ -15,7 +15,7 @@ from typing import Any
 
 from e2e.builders._adapt import adapted
 from e2e.builders._cache import DEPENDENCY_FLAGS, OUT, Recipe, build_once
-from e2e.builders._calls import BORROWED, Saving, bind_failed, entry_for, require_device
+from e2e.builders._calls import BORROWED, Saving, bind_failed, entry_for, preparing, require_device
 from e2e.builders._flags import checked_flags
 from e2e.builders._nvcc import nvcc_command
 from e2e.builders._toolchain import host_compiler
@@ -66,6 +66,12 @@ class TorchBuilder:
         if backward in (None, BORROWED):
             return forward
         return Saving(op, built, forward, _function(module, str(backward), built))
+
+    def prepare(self, built: Built, op: Op, dtype: str) -> Callable[..., Any]:
+        """See `preparing`."""
+        import torch  # noqa: F401  # its library and its types come first
+
+        return preparing(_function(_loaded(built), str(built.kernel.manifest.prepare), built), op, built)
 
 
 @dataclass(frozen=True)

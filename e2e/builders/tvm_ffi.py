@@ -17,6 +17,7 @@ from e2e.builders._calls import (
     entry_for,
     extras_of,
     output_count,
+    preparing,
     require_device,
 )
 from e2e.builders._flags import checked_flags
@@ -53,21 +54,11 @@ class TvmFfiBuilder:
         Raises:
             CandidateError: `bind_failed` or `dtype_not_supported`.
         """
-        import tvm_ffi
-
         entry = entry_for(built, dtype)
         own_way = built.kernel.manifest.outputs == "return" or bool(built.kernel.manifest.ranks)
         names = None if own_way else arguments(built, op)
-        try:
-            # Kept for the life of the process: unloading code that a stream may still run is never safe.
-            module = tvm_ffi.load_module(built.artifact, keep_module_alive=True)
-            function = module.get_function(entry)
-        except AttributeError as error:
-            offered = ", ".join(_exported(built.artifact)) or "nothing"
-            raise bind_failed(built, f"entry: {entry!r} is not exported; exported: {offered}") from error
-        except (RuntimeError, OSError) as error:
-            reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-            raise bind_failed(built, f"the built library does not load: {reason}") from error
+        module = _loaded(built)
+        function = _function(module, built, "entry", entry)
         backward = _backward(module, built)
         if own_way:
             if backward is not None or extras_of(built):
@@ -76,6 +67,31 @@ class TvmFfiBuilder:
         if names is None and backward is None and not extras_of(built) and output_count(op) == 1:
             return _direct(function, op.allocate)
         return Bound(op, built, function, names, backward)
+
+    def prepare(self, built: Built, op: Op, dtype: str) -> Callable[..., Any]:
+        """See `preparing`."""
+        name = str(built.kernel.manifest.prepare)
+        return preparing(_function(_loaded(built), built, "prepare", name), op, built)
+
+
+def _loaded(built: Built) -> Any:
+    import tvm_ffi
+
+    try:
+        # Kept for the life of the process: unloading code that a stream may still run is never safe.
+        return tvm_ffi.load_module(built.artifact, keep_module_alive=True)
+    except (RuntimeError, OSError) as error:
+        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+        raise bind_failed(built, f"the built library does not load: {reason}") from error
+
+
+def _function(module: Any, built: Built, field: str, name: str) -> Callable[..., Any]:
+    try:
+        found: Callable[..., Any] = module.get_function(name)
+    except AttributeError as error:
+        offered = ", ".join(_exported(built.artifact)) or "nothing"
+        raise bind_failed(built, f"{field}: {name!r} is not exported; exported: {offered}") from error
+    return found
 
 
 def _direct(function: Callable[..., Any], allocate: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,11 +114,7 @@ def _backward(module: Any, built: Built) -> Callable[..., Any] | None:
     name = built.kernel.manifest.backward
     if name in (None, BORROWED):
         return None
-    try:
-        function = module.get_function(name)
-    except AttributeError as error:
-        offered = ", ".join(_exported(built.artifact)) or "nothing"
-        raise bind_failed(built, f"backward: {name!r} is not exported; exported: {offered}") from error
+    function = _function(module, built, "backward", str(name))
 
     def call(gradients: Sequence[Any], tensors: Sequence[Any], saved: Sequence[Any]) -> tuple[Any, ...]:
         made = [None if tensor is None else tensor.new_empty(tensor.shape) for tensor in tensors]

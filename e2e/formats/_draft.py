@@ -22,9 +22,11 @@ _NAMES = ("op", "entry", "binding")
 """Fields that the source can fill in."""
 _FORWARD_ONLY = ("raw", "module", "aten", "patch")
 """Bindings that know one entry; modules and ATen's operators bring their gradients by themselves."""
+_PREPARING = ("tvm-ffi", "torch", "python")
+"""Bindings with functions beside the entry that run once."""
 _HANDED_MEMORY = ("tvm-ffi", "raw")
 """Bindings whose entries allocate nothing."""
-_OF_CALLS = {"args", "layout", "outputs", "ranks", "mutates", "constraints", "launch", "flags"}
+_OF_CALLS = {"args", "prepare", "layout", "outputs", "ranks", "mutates", "constraints", "launch", "flags"}
 """Fields about what an entry is called with."""
 _BORROWED = (None, "reference")
 """Backwards that need no function in the source."""
@@ -152,6 +154,12 @@ class Draft:
             self._mistake(field, f"not for `binding: {manifest.binding}`, which hands over one entry's arguments only")
         if manifest.workspace and manifest.binding not in _HANDED_MEMORY:
             self._mistake("workspace", f"not for `binding: {manifest.binding}`, which allocates by itself")
+        if manifest.prepare is not None and manifest.binding not in _PREPARING:
+            self._mistake("prepare", f"not for `binding: {manifest.binding}`; for {', '.join(_PREPARING)}")
+        elif manifest.prepare is not None and not manifest.prepared and manifest.takes_outputs:
+            self._mistake("prepared", 'missing: what `prepare` fills, such as `[{packed: "outputs, inputs, dtype"}]`')
+        if manifest.prepared and manifest.prepare is None:
+            self._mistake("prepared", "only beside `prepare`")
         if manifest.backward is not None and manifest.op.startswith("aten:"):
             self._mistake("backward", "not for an operator of ATen: in training the operator's own stays in its place")
         if suffix == ".cu" and manifest.device == "cpu":

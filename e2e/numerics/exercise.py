@@ -21,7 +21,8 @@ from e2e.numerics.compare import layout_of
 from e2e.numerics.conformance import LOUD
 from e2e.numerics.constraints import declined_by
 from e2e.patch import Patch, copy_sharing_weights, split
-from e2e.protocols import Batch, Op, OpCall, Session, Site, TrainingSession, outputs_of
+from e2e.prepared import Prepared
+from e2e.protocols import Batch, Op, OpCall, Session, Site, TrainingSession, outputs_of, parameters_of
 from e2e.schema.answers import REACHED
 from e2e.schema.evidence import TYPICAL
 from e2e.scout import Around, Replica, placed
@@ -67,6 +68,8 @@ def run_calls(
             remarks.append(remark)
             results |= {output_name(place, number): value for number, value in enumerate(values)}
     finally:
+        if isinstance(kernel, Prepared):
+            kernel.forget()  # no site has these inputs' parameters
         torch.use_deterministic_algorithms(False)
         torch.utils.deterministic.fill_uninitialized_memory = poison
     save_file(results, outputs)
@@ -78,6 +81,8 @@ def _one(
 ) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
     """What is remarkable about one call, and its outputs; none where they are not what the op returns."""
     given = clone_call(call)
+    if isinstance(kernel, Prepared):
+        _met(op, kernel, given)
     returned = kernel(*given.tensors, *given.scalars)
     allocated = op.allocate(*call.tensors, *call.scalars)
     outputs = (returned,) if isinstance(allocated, Tensor) else outputs_of(returned)
@@ -107,6 +112,18 @@ def _one(
         "layout": ", ".join(strides) or None,
     }
     return remark, tuple(output.contiguous() for output in first)
+
+
+def _met(op: Op, kernel: Prepared, given: OpCall) -> None:
+    """Let the kernel prepare the call's parameters for other values: what it kept of those would show in the call."""
+    others = clone_call(given)
+    own = parameters_of(op)
+    tensors = [
+        mine if name in own else other
+        for name, mine, other in zip(op.tensor_names, given.tensors, others.tensors, strict=True)
+    ]
+    tensors[0] = tensors[0].roll(1, -1)
+    kernel(*tensors, *given.scalars)
 
 
 def _share(output: Tensor, other: Tensor) -> bool:

@@ -26,6 +26,11 @@ class InModules:
     tensor_names: tuple[str, ...]
     scalar_names: tuple[str, ...]
 
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """Those that are the module's."""
+        return self.tensor_names[1:]
+
     def attribute(self, name: str) -> str:
         """Where the module keeps that tensor."""
         return name

@@ -33,6 +33,7 @@ class AddRmsNorm:
 
     name = "add_rms_norm"
     tensor_names = ("x", "residual", "weight")
+    parameter_names = ("weight",)
     scalar_names = ("eps",)
     schema = "(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)"
 

@@ -35,6 +35,7 @@ class LinearCrossEntropy:
 
     name = "linear_cross_entropy"
     tensor_names = ("hidden", "weight", "target")
+    parameter_names = ("weight",)
     scalar_names = ("ignore_index", "reduction")
     schema = "(Tensor hidden, Tensor weight, Tensor target, int ignore_index, str reduction) -> Tensor"
 

@@ -48,6 +48,11 @@ class ModuleOp:
                 torch.manual_seed(0)  # every process of a check makes the same one
                 self._know(sample().requires_grad_(False))
 
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """The module's parameters and buffers."""
+        return self.tensor_names[1:]
+
     def of(self, class_name: str) -> ModuleOp:
         """The op of another class."""
         return ModuleOp(class_name)

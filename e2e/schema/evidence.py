@@ -479,6 +479,8 @@ class Evidence(Record):
     builds: list[BuildRecord] = []
     bind_s: Seconds | None = None
     """Loading and binding what was built, in the first process that did, by the parent's clock."""
+    prepare_s: Seconds | None = None
+    """What the kernel's `prepare` took, over all sites, in the pilot; None where it prepares nothing."""
     engagement: Engagement | None = None
     op_checks: list[OpCheck] = []
     mutants: list[MutantCheck] = []

@@ -77,6 +77,10 @@ class Manifest(Record):
     """Further outputs of the forward, handed to its backward: name, then `dimension, ..., dtype`."""
     workspace: list[dict[str, str]] = []
     """Scratch memory handed to the forward after its outputs, written as `saves` is."""
+    prepare: str | None = None
+    """Exported function that is called once per site with its parameters, and makes what the entry gets instead."""
+    prepared: list[dict[str, str]] = []
+    """What it makes, written as `saves` is; empty: one tensor for each parameter, in its place."""
     dtypes: list[DType] = ["float32", "float16", "bfloat16"]
     device: Literal["cpu", "cuda"] | None = None
     """Where it runs; None (Python callables) means wherever the workload runs."""
@@ -142,7 +146,7 @@ class Manifest(Record):
             return []
         return value if isinstance(value, list) else [value]
 
-    @field_validator("saves", "workspace")
+    @field_validator("saves", "workspace", "prepared")
     @classmethod
     def _shapes(cls, value: list[dict[str, str]]) -> list[dict[str, str]]:
         for item in value:

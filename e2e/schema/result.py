@@ -33,6 +33,8 @@ class SetUp(Record):
     """Of this run; of a kernel found in the cache the look-up."""
     bind_s: Seconds | None = None
     """Loading the built kernel in a process, imports of a Python one included."""
+    prepare_s: Seconds | None = None
+    """Preparing the parameters of all sites; None where the kernel prepares nothing."""
     first_step_s: Seconds | None = None
     """With all that is compiled, tuned or captured in it; None where a compile cache may have held some of it."""
     warm_step_s: Seconds | None = None

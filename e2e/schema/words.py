@@ -113,6 +113,7 @@ class ReasonCode(StrEnum):
     GRADIENTS_MISSING = "gradients_missing"
     GRADIENT_ERROR_EXCEEDED = "gradient_error_exceeded"
     STALE_OUTPUT = "stale_output"
+    PREPARED_STALE = "prepared_stale"
     CONTAMINATED_BASELINE = "contaminated_baseline"
     TAMPERED = "tampered"
     # failed
@@ -190,6 +191,7 @@ class ReasonText(StrEnum):
     GRADIENTS_MISSING = "parameters that receive a gradient in the baseline receive none in the candidate arm"
     GRADIENT_ERROR_EXCEEDED = "a parameter's gradient error exceeds what the baseline's own error allows"
     STALE_OUTPUT = "a timed step's output does not belong to that step's input"
+    PREPARED_STALE = "parameters changed after the kernel had prepared them, and it went on with what it had"
     CONTAMINATED_BASELINE = "the baseline gives other outputs when the candidate shares its process"
     TAMPERED = "the candidate's process did not hand back what it was asked for"
     BUILD_FAILED = "the kernel did not build"

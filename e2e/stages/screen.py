@@ -112,6 +112,8 @@ def _collected(course: Course, records: dict[str, ArmRecord], waiting: list[str]
         try:
             reply = course.pilot.answer("prepare", timeout_s=course.policy.budgets.compile_s)
             course.know_first_step(name, reply["first_step_s"], clean=False)
+            if arm.role is Role.CANDIDATE:
+                course.learn(prepare_s=reply["prepare_s"])
             records[name] = record_of(course, arm, reply)
         except WorkerFault as fault:
             if arm.role is Role.CANDIDATE and (fault.kind != "raised" or arm.mode is Mode.EAGER):

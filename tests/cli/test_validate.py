@@ -398,6 +398,7 @@ def test_a_kernel_without_a_backward_is_failed_in_training(validate: Callable[..
     [
         ("zeros.cpp", "op_error_exceeded"),
         ("undeclared_int8.py", "precision_downgraded"),
+        ("prepared_output.py", "op_error_exceeded"),
         ("lossy_zeros.py", "op_error_exceeded"),
         ("lossy_drops_channels.py", "lossy_budget_exceeded"),
         ("returns_input.py", "op_error_exceeded"),

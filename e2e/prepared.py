@@ -1,0 +1,164 @@
+"""Kernels that prepare a site's parameters once, to repack a weight say, and are handed what that gave instead."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from e2e.errors import CandidateError
+from e2e.measure.fingerprint import checksum
+from e2e.protocols import Op, OpCall, parameters_of
+from e2e.units import Seconds
+
+Tensors = tuple[Any, ...]
+
+
+class InPrepared:
+    """The op as a kernel sees it that was handed prepared tensors in the place of the site's parameters.
+
+    What builders ask of an op, it answers from the parameters that the tensors were made of.
+    """
+
+    def __init__(self, op: Op, names: Sequence[str]) -> None:
+        """`names`: what stands in the parameters' place, where the first of them is; none: they keep their own."""
+        parameters = parameters_of(op)
+        names = names or parameters
+        self._op, self._count = op, len(names)
+        self.name, self.schema, self.scalar_names = op.name, op.schema, op.scalar_names
+        self.places = tuple(op.tensor_names.index(name) for name in parameters)
+        """Of the parameters, in a call of the op."""
+        self._first = self.places[0]
+        kept = [name for name in op.tensor_names if name not in parameters]
+        self.tensor_names = (*kept[: self._first], *names, *kept[self._first :])
+        self.sources: dict[int, Tensors] = {}
+        """Parameters by the identity of the first tensor that was made of them."""
+
+    def allocate(self, *call: Any) -> Any:
+        """Uninitialised outputs of one call."""
+        return self._op.allocate(*self._original(call))
+
+    def dims(self, call: OpCall) -> dict[str, int | str]:
+        """The op's named dimensions."""
+        count, args = len(self._op.tensor_names), self._original((*call.tensors, *call.scalars))
+        return self._op.dims(OpCall(args[:count], args[count:]))
+
+    def call(self, args: Tensors, made: Tensors) -> Tensors:
+        """The call with prepared tensors instead of parameters."""
+        kept = [item for place, item in enumerate(args) if place not in self.places]
+        return (*kept[: self._first], *made, *kept[self._first :])
+
+    def _original(self, call: Tensors) -> Tensors:
+        made, kept = call[self._first : self._first + self._count], list(call)
+        del kept[self._first : self._first + self._count]
+        for place, tensor in zip(self.places, self.sources[id(made[0])], strict=True):
+            kept.insert(place, tensor)
+        return tuple(kept)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What was made of a site's parameters; it holds them, so that no other tensor takes their addresses."""
+
+    parameters: Tensors
+    made: Tensors
+    version: tuple[int | None, ...]
+    """Torch counts changes of a tensor, but not those through `.data` or by a kernel."""
+    checksums: tuple[int, ...]
+
+
+class Prepared:
+    """A kernel bound over `InPrepared`, as a call of the op itself.
+
+    Parameters that changed, by torch's own count, are prepared again; those that are being trained, in every call.
+    """
+
+    def __init__(
+        self, view: InPrepared, kernel: Callable[..., Any], make: Callable[..., Tensors], *, shown: str
+    ) -> None:
+        """`make` takes a call of the op, and prepares its parameters."""
+        self._view, self._kernel, self._make, self._shown = view, kernel, make, shown
+        self._kept: dict[Any, _Kept] = {}
+        self.backward = getattr(kernel, "backward", None)
+        """Takes gradients of the outputs, the forward's tensors and what it saved; None where there is none."""
+        self.seconds: Seconds = 0.0
+        """Spent on preparing so far."""
+
+    def __call__(self, *args: Any) -> Any:
+        return self._kernel(*self._prepared(args))
+
+    def saving(self, *args: Any) -> tuple[Any, tuple[Any, ...]]:
+        """What the op returns, and what the backward wants to see again."""
+        found: tuple[Any, tuple[Any, ...]] = self._kernel.saving(*self._prepared(args))  # type: ignore[attr-defined]
+        return found
+
+    def forget(self) -> None:
+        """Let go of everything prepared."""
+        self._kept.clear()
+        self._view.sources.clear()
+
+    def need_fresh(self) -> None:
+        """Refuse what was prepared of parameters that have changed since, past torch's count or in a replayed graph.
+
+        Raises:
+            CandidateError: `prepared_stale`.
+        """
+        stale = [
+            kept
+            for kept in self._kept.values()
+            if kept.version != _version(kept.parameters) or kept.checksums != _checksums(kept.parameters)
+        ]
+        if stale:
+            message = f"parameters of {len(stale)} of {len(self._kept)} sites changed after they were prepared"
+            raise CandidateError(f"{self._shown}: prepare: {message}", code="prepared_stale")
+
+    def _prepared(self, args: Tensors) -> Tensors:
+        parameters = tuple(args[place] for place in self._view.places)
+        key = tuple(map(_place, parameters))
+        kept = self._kept.get(key)
+        is_trained = torch.is_grad_enabled() and any(item.requires_grad for item in _there(parameters))
+        if kept is None or is_trained or kept.version != _version(parameters):
+            kept = self._renewed(key, parameters, args)
+        return self._view.call(args, kept.made)
+
+    def _renewed(self, key: Any, parameters: Tensors, args: Tensors) -> _Kept:
+        old = self._kept.pop(key, None)
+        if old is not None:
+            del self._view.sources[id(old.made[0])]
+        made = self._timed(args)
+        kept = _Kept(parameters, made, _version(parameters), _checksums(parameters))
+        self._kept[key] = kept
+        self._view.sources[id(made[0])] = parameters
+        return kept
+
+    def _timed(self, args: Tensors) -> Tensors:
+        wait = torch.cuda.synchronize if args[0].is_cuda and not torch.cuda.is_current_stream_capturing() else None
+        if wait:
+            wait()
+        start = time.perf_counter()
+        made = self._make(*args)
+        if wait:
+            wait()
+        self.seconds += time.perf_counter() - start
+        return made
+
+
+def _there(tensors: Iterable[Any]) -> list[Tensor]:
+    return [item for item in tensors if item is not None]
+
+
+def _place(tensor: Any) -> Any:
+    """Where a tensor lies: the same parameter comes as another object from a compiled graph."""
+    return None if tensor is None else (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+
+
+def _version(tensors: Iterable[Any]) -> tuple[int | None, ...]:
+    return tuple(None if item.is_inference() else item._version for item in _there(tensors))
+
+
+def _checksums(tensors: Iterable[Any]) -> tuple[int, ...]:
+    return tuple(int(checksum(item.detach())) for item in _there(tensors))
