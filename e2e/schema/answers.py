@@ -84,6 +84,7 @@ class Prepared(Answer):
 
     first_step_s: _Seconds
     graph_breaks: bool
+    prepare_s: _Seconds | None
     regions: _Count | None
     kernel_calls: _Count | None
 

@@ -19,7 +19,7 @@ HONEST: dict[str, dict[str, Any]] = {
     "engage": {"calls": {"model.norm": 1}, "watermark_moved": True},
     "logits": {"calls": 9},
     "gradients": {"loss": 2.5, "with_gradient": ["w"], "parameters": 1, "calls": {}},
-    "prepare": {"first_step_s": 0.5, "graph_breaks": False, "regions": None, "kernel_calls": 9},
+    "prepare": {"first_step_s": 0.5, "graph_breaks": False, "prepare_s": None, "regions": None, "kernel_calls": 9},
     "room": {"held_bytes": 1, "free_bytes": None},
     "warm_up": {"steps": 10, "seconds": 1, "is_steady": True, "change_ratio": 0.001},
     "go": {"digests": [[1, [0.5]]], "device_s": None, "allocations": None, "recompiled": False},

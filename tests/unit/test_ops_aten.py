@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from e2e import registry
 from e2e.builders._calls import scalar_types
 from e2e.errors import UsageError
-from e2e.numerics.captures import Captured
-from e2e.numerics.examine import Examiner, _turned
+from e2e.numerics.captures import Captured, turned
+from e2e.numerics.examine import Examiner
 from e2e.patch import observed
 from e2e.protocols import OpCall
 from tests.sessions import LlamaSession
@@ -187,6 +187,6 @@ def test_edges_share_a_large_weight_with_the_captured_call() -> None:
 def test_a_first_tensor_of_one_value_is_no_reason_to_fail() -> None:
     """The call with moved values is left out: there is nothing that could be moved."""
     item = Captured("x", "captured", OpCall((torch.tensor(2.0), X), ()))
-    assert _turned(item) == []
-    assert _turned(Captured("x", "captured", OpCall((torch.ones(1).expand(3, 4), X), ()))) == []
-    assert len(_turned(Captured("x", "captured", OpCall((X[:1], X), ())))) == 1
+    assert turned(item) == []
+    assert turned(Captured("x", "captured", OpCall((torch.ones(1).expand(3, 4), X), ()))) == []
+    assert len(turned(Captured("x", "captured", OpCall((X[:1], X), ())))) == 1
