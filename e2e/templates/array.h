@@ -1,10 +1,8 @@
-// A tensor as the loops see it: [i] is its i-th element in row-major order, wherever that lies in memory. The
-// divisions in there are what a fast kernel does without: it knows its strides.
+// Where a tensor's elements lie: offset(i) is the place of the i-th one in row-major order. The divisions in there are
+// what a fast kernel does without: it knows its strides.
 constexpr int kMostDimensions = 8;
 
-template <typename T>
-struct Array {
-  T* data;  // null for an optional tensor that is absent
+struct Layout {
   int dimensions;
   int64_t size[kMostDimensions], stride[kMostDimensions];
 
@@ -14,20 +12,38 @@ struct Array {
     for (int d = 0; d < dimensions; ++d) count *= size[d];
     return count;
   }
-  $inline T& operator[](int64_t i) const {
-    int64_t offset = 0;
+  $inline int64_t offset(int64_t i) const {
+    int64_t place = 0;
     for (int d = dimensions - 1; d >= 0; --d) {
-      offset += i % size[d] * stride[d];
+      place += i % size[d] * stride[d];
       i /= size[d];
     }
-    return data[offset];
+    return place;
   }
 };
 
+// Elements at equal distances.
 template <typename T>
-Array<T> array(const TensorView& tensor) {
-  if (tensor.ndim() > kMostDimensions) TVM_FFI_THROW(ValueError) << "$op: too many dimensions";
+struct Line {
+  T* data;
+  int64_t stride;
+  $inline T& operator[](int64_t i) const { return data[i * stride]; }
+};
+
+// A tensor as the loops see it: [i] is its i-th element, line(i) its i-th line along the last dimension.
+template <typename T>
+struct Array : Layout {
+  T* data;  // null for an optional tensor that is absent
+  $inline T& operator[](int64_t i) const { return data[offset(i)]; }
+  $inline Line<T> line(int64_t i) const { return {data + offset(i * last()), stride[dimensions - 1]}; }
+};
+
+template <typename T>
+Array<T> array(const Optional<TensorView>& given) {
   Array<T> made{};
+  if (!given.has_value()) return made;
+  const TensorView tensor = given.value();
+  if (tensor.ndim() > kMostDimensions) TVM_FFI_THROW(ValueError) << "$op: too many dimensions";
   made.data = reinterpret_cast<T*>(static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset());
   made.dimensions = tensor.ndim();
   for (int d = 0; d < made.dimensions; ++d) {
@@ -37,12 +53,8 @@ Array<T> array(const TensorView& tensor) {
   return made;
 }
 
-template <typename T>
-Array<T> array(const Optional<TensorView>& tensor) {
-  return tensor.has_value() ? array<T>(tensor.value()) : Array<T>{};
-}
-
-inline bool has(const TensorView& tensor, DLDataType dtype) { return tensor.dtype() == dtype; }
-inline bool has(const Optional<TensorView>& tensor, DLDataType dtype) {
-  return !tensor.has_value() || has(tensor.value(), dtype);
+inline bool has(const Optional<TensorView>& tensor, std::initializer_list<DLDataType> dtypes) {
+  bool found = !tensor.has_value();
+  for (const DLDataType& dtype : dtypes) found = found || tensor.value().dtype() == dtype;
+  return found;
 }

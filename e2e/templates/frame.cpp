@@ -5,7 +5,7 @@
 // device: cpu
 // dtypes: [float32, float16, bfloat16]
 // deterministic: true
-// ///
+$block// ///
 //
 // $op on the CPU in plain loops: right on every input, and slow. Make `compute` fast, and look with
 //   e2e check $file                               is it still right?
@@ -15,14 +15,17 @@
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
+#include <tvm/ffi/string.h>
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 
 namespace {
 
 using tvm::ffi::Optional;
+using tvm::ffi::String;
 using tvm::ffi::TensorView;
 
 struct BFloat16 {  // the upper half of a float32
@@ -43,16 +46,20 @@ struct BFloat16 {  // the upper half of a float32
 
 $array
 $maths
+template <auto Compute, typename... Arguments>
+void each(int64_t count, const Arguments&... arguments) {
+#pragma omp parallel for
+  for (int64_t item = 0; item < count; ++item) Compute(item, arguments...);
+}
+
 template <typename T>
 void run($array_parameters) {
-  const int64_t count = items<T>($names);
-#pragma omp parallel for
-  for (int64_t item = 0; item < count; ++item) compute<T>(item, $names);
+  $steps
 }
 
 void $op($parameters) {
   const DLDataType dtype = $first.dtype();
-  if (!($one_dtype)) TVM_FFI_THROW(TypeError) << "$op: all tensors must share one dtype, and whole numbers be int64";
+  if (!($dtypes_fit)) TVM_FFI_THROW(TypeError) << "$op takes $taken";
   if (dtype == DLDataType{kDLFloat, 32, 1}) {
     run<float>($float32);
   } else if (dtype == DLDataType{kDLFloat, 16, 1}) {

@@ -5,7 +5,7 @@
 // device: cuda
 // dtypes: [float32, float16, bfloat16]
 // deterministic: true
-// ///
+$block// ///
 //
 // $op on the GPU, one thread per item of plain loops: right on every input, and slow. Make it fast, and look with
 //   e2e check $file                               is it still right?
@@ -19,35 +19,43 @@
 #include <tvm/ffi/extra/cuda/device_guard.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
+#include <tvm/ffi/string.h>
 
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
 
 namespace {
 
 using tvm::ffi::Optional;
+using tvm::ffi::String;
 using tvm::ffi::TensorView;
 
 constexpr int kThreads = 128;
 
 $array
 $maths
-template <typename T>
-__global__ void each(int64_t count, $array_parameters) {
+template <auto Compute, typename... Arguments>
+__global__ void item_of(int64_t count, Arguments... arguments) {
   const int64_t item = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (item < count) compute<T>(item, $names);
+  if (item < count) Compute(item, arguments...);
+}
+
+template <auto Compute, typename... Arguments>
+void each(cudaStream_t stream, int64_t count, const Arguments&... arguments) {
+  if (count == 0) return;  // a grid of zero blocks would be a launch error
+  const auto blocks = static_cast<unsigned>((count + kThreads - 1) / kThreads);
+  item_of<Compute><<<blocks, kThreads, 0, stream>>>(count, arguments...);
 }
 
 template <typename T>
 void run(cudaStream_t stream, $array_parameters) {
-  const int64_t count = items<T>($names);
-  if (count == 0) return;  // a grid of zero blocks would be a launch error
-  each<T><<<static_cast<unsigned>((count + kThreads - 1) / kThreads), kThreads, 0, stream>>>(count, $names);
+  $steps
 }
 
 void $op($parameters) {
   const DLDataType dtype = $first.dtype();
-  if (!($one_dtype)) TVM_FFI_THROW(TypeError) << "$op: all tensors must share one dtype, and whole numbers be int64";
+  if (!($dtypes_fit)) TVM_FFI_THROW(TypeError) << "$op takes $taken";
   // The stream that torch works on, not the default one, which would not wait for it.
   const tvm::ffi::CUDADeviceGuard guard($first.device().device_id);
   const auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, $first.device().device_id));
