@@ -30,7 +30,7 @@ class Language(StrEnum):
 
 _MATHS = {Language.CU: ".h", Language.CPP: ".h", Language.TRITON: ".triton"}
 _INLINE = {Language.CU: "__host__ __device__ inline", Language.CPP: "inline", Language.TRITON: ""}
-_SHARED = ("array", "frame", "maybe", "mixed", "word")
+SHARED = ("array", "frame", "maybe", "mixed", "word")
 """Files that are of no op."""
 _DTYPES = {
     Language.CPP: {"float32": "float", "float16": "_Float16", "bfloat16": "BFloat16"},
@@ -68,7 +68,7 @@ _STEP = re.compile(r" void (?P<name>compute(?P<ending>\w*))\(")
 def templates(language: Language) -> list[str]:
     """Ops that there is a template for."""
     stems = {path.stem for path in TEMPLATES.glob(f"*{_MATHS[language]}")}
-    return sorted(stems - {*_SHARED})
+    return sorted(stems - {*SHARED})
 
 
 def write_kernel(op: str, language: Language, file: Path | None) -> Path:

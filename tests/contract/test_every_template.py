@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from e2e import registry
 from e2e.errors import EnvironmentFault, UsageError
 from e2e.kernel_template import TEMPLATES, Language, kernel_text, templates, write_kernel
+from e2e.numerics.compare import exactly, judge_outputs
 from e2e.numerics.exercise import run_calls
 from e2e.numerics.op_level import OpExaminer
-from e2e.protocols import BuildTarget
+from e2e.ops._inputs import Draw
+from e2e.protocols import BuildTarget, OpCall
 from e2e.reading import read_kernel
 
 torch.set_num_threads(1)
@@ -43,20 +48,21 @@ def test_it_describes_itself(op: str, language: Language, tmp_path: Path) -> Non
         ast.parse(text)
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where every template is written and built once."""
+    return tmp_path_factory.mktemp("templates")
+
+
 @pytest.mark.parametrize("op", templates(Language.CPP))
-def test_it_builds_and_is_right_on_every_input_in_every_dtype(op: str, tmp_path: Path) -> None:
-    kernel = read_kernel(str(write_kernel(op, Language.CPP, tmp_path / "own.cpp")), op=None)
-    builder, plugin = registry.load("builders", "tvm-ffi"), registry.load_op(op)
-    built = builder.build(kernel, BuildTarget(device="cpu", arch=None, cache=tmp_path / "cache", timeout_s=120))
-    calls, outputs = tmp_path / "calls", tmp_path / "outputs.st"
-    for dtype in DTYPES:
-        examiner = OpExaminer(plugin, "cpu")
-        examiner.draw(dtype=dtype, seed=3, path=calls)
-        function = builder.bind(built, plugin, dtype)
-        remarks = run_calls(plugin, function, inputs=calls, outputs=outputs, constraints=[], device="cpu")
-        rows = examiner.compare_ops(outputs=outputs, ratio=2.0)
-        assert [row["label"] for row in rows if row["status"] != "passed"] == []
-        assert not any(remark["layout"] or remark["inputs_changed"] or remark["aliased"] for remark in remarks)
+def test_it_builds_and_is_right_on_every_input_in_every_dtype(op: str, folder: Path) -> None:
+    assert wrong_inputs(op, Language.CPP, folder, device="cpu") == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("op", "language"), [item for item in EVERY if item[1] is not Language.CPP])
+def test_it_is_right_on_a_gpu(op: str, language: Language, folder: Path) -> None:
+    assert wrong_inputs(op, language, folder, device="cuda") == []
 
 
 @pytest.mark.nvcc
@@ -68,6 +74,75 @@ def test_it_builds_for_a_gpu(op: str, tmp_path: Path) -> None:
     kernel = read_kernel(str(file), op=None)
     target = BuildTarget(device="cuda", arch=None, cache=tmp_path / "cache", timeout_s=240)
     assert Path(registry.load("builders", "tvm-ffi").build(kernel, target).artifact).is_file()
+
+
+# ---- What only some calls have
+
+
+def attention_call(
+    mask: Tensor | None = None, *, softcap: float | None = None, window: int | None = None, keys: int = 13
+) -> OpCall:
+    """Five queries at the end of the keys, two heads to a key head, and values of a width that fills no block."""
+    draw = Draw.of("bfloat16", "cpu", 1)
+    q, k, v = (draw.made(draw.normal(2, *shape)) for shape in ((4, 5, 32), (2, keys, 32), (2, keys, 40)))
+    return OpCall((q, k, v, mask), (0.3, mask is None, softcap, window))
+
+
+def experts_call() -> OpCall:
+    """Weights of a token's choices in float32, as routers leave them."""
+    x, indices, weights, *others = registry.load_op("moe_experts").example("bfloat16", "cpu", 1).tensors
+    return OpCall((x, indices, weights.float(), *others), ())
+
+
+@pytest.mark.parametrize(
+    ("op", "call"),
+    [
+        pytest.param("attention", attention_call(softcap=1.5), id="softcap"),
+        pytest.param("attention", attention_call(softcap=2.0, window=4), id="softcap and window"),
+        pytest.param("attention", attention_call(torch.arange(65).reshape(5, 13) % 3 != 0), id="flat mask"),
+        pytest.param("attention", attention_call(torch.linspace(-4, 4, 130).reshape(2, 1, 5, 13)), id="float32 mask"),
+        pytest.param("attention", attention_call(keys=0), id="no keys"),
+        pytest.param("moe_experts", experts_call(), id="float32 weights"),
+    ],
+)
+def test_what_only_some_calls_have_is_right_too(op: str, call: OpCall, folder: Path) -> None:
+    plugin = registry.load_op(op)
+    base = plugin.alternatives["maths" if op == "attention" else "loop"](*call.tensors, *call.scalars)
+    value = bind(op, Language.CPP, folder, device="cpu")("bfloat16")(*call.tensors, *call.scalars)
+    assert judge_outputs(value, base, exactly(plugin, call), ratio=2.0)[0] is None
+
+
+def test_a_tensor_of_another_dtype_is_refused_in_words(folder: Path) -> None:
+    x, indices, *others = experts_call().tensors
+    function = bind("moe_experts", Language.CPP, folder, device="cpu")("bfloat16")
+    words = "down, out in one dtype; gated in float32; indices in int64; weights in that dtype, float32 or bool"
+    with pytest.raises(TypeError, match=f"moe_experts takes x, gate_up, {words}"):
+        function(x, indices.int(), *others)
+
+
+def bind(op: str, language: Language, folder: Path, *, device: str) -> Callable[[str], Callable[..., Any]]:
+    """The op's template, built: for a dtype, a function of the op's call."""
+    file = folder / f"{op}_{language}{'.py' if language is Language.TRITON else f'.{language}'}"
+    if not file.exists():
+        write_kernel(op, language, file)
+    kernel = read_kernel(str(file), op=None)
+    builder = registry.load("builders", kernel.manifest.binding)
+    built = builder.build(kernel, BuildTarget(device=device, arch=None, cache=folder / "cache", timeout_s=240))
+    return lambda dtype: builder.bind(built, registry.load_op(op), dtype)
+
+
+def wrong_inputs(op: str, language: Language, folder: Path, *, device: str) -> list[Any]:
+    """On which inputs, and in which way, the op's template is not what `e2e check` wants."""
+    plugin, function = registry.load_op(op), bind(op, language, folder, device=device)
+    calls, outputs, found = folder / "calls", folder / "outputs.st", []
+    for dtype in DTYPES:
+        examiner = OpExaminer(plugin, device)
+        examiner.draw(dtype=dtype, seed=3, path=calls)
+        remarks = run_calls(plugin, function(dtype), inputs=calls, outputs=outputs, constraints=[], device=device)
+        rows = examiner.compare_ops(outputs=outputs, ratio=2.0)
+        found += [row for row in rows if row["status"] != "passed"]
+        found += [item for item in remarks if item["layout"] or item["inputs_changed"] or item["aliased"]]
+    return found
 
 
 # ---- What cannot be written
