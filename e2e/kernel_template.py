@@ -50,7 +50,7 @@ _PARAMETERS = {
 }
 """What tvm-ffi hands over for each kind of argument."""
 _LOOPS = {"float?": ("Maybe<double>", "maybe"), "int?": ("Maybe<int64_t>", "maybe"), "str": ("Word", "word")}
-"""What the loops, which may run on a GPU, take in its place, and the function that makes it, in a file of that name."""
+"""What loops, which may run on a GPU, take in its place, and the function that makes it, in a file of that name."""
 _FLOAT, _INT, _BOOL = "DLDataType{kDLFloat, 32, 1}", "DLDataType{kDLInt, 64, 1}", "DLDataType{kDLBool, 8, 1}"
 _ELEMENTS = {
     "T": ("dtype", "one dtype"),
@@ -60,7 +60,7 @@ _ELEMENTS = {
 }
 """Dtypes of a tensor by the type that loops give its elements, and how a message says them."""
 _HEADER = re.compile(r"^(?://|#)! (?:block (?P<field>.+)|(?P<type>\w+): (?P<names>.+))\n", re.MULTILINE)
-"""Lines of a template on tensors whose elements have a type of their own, `//! int64_t: ids`, and on the block."""
+"""Lines of a template on tensors whose elements have a type of their own, `//! int64_t: ids`, and for the block."""
 _STEP = re.compile(r" void (?P<name>compute(?P<ending>\w*))\(")
 """The function of one step of the loops; `items` with the same ending says how many items it has."""
 
@@ -108,11 +108,9 @@ def kernel_text(op: str, language: Language, *, name: str) -> str:
     fields["maths"] = _HEADER.sub("", maths)
     fields["block"] = "".join(f"{mark} {found['field']}\n" for found in header if found["field"])
     if language is not Language.TRITON:
-        own = {name: found["type"] for found in header if found["type"] for name in found["names"].split(", ")}
+        own = {tensor: found["type"] for found in header if found["type"] for tensor in found["names"].split(", ")}
         arguments = _arguments(signature, own)
-        parts = ["array", *sorted({_LOOPS[item.kind][1] for item in arguments if item.kind in _LOOPS})]
-        parts += ["mixed"] if "Mixed" in own.values() else []
-        fields["array"] = "".join(_filled(f"{part}.h", fields) for part in parts)
+        fields["types"] = "".join(_filled(f"{part}.h", fields) for part in _parts(arguments, own))
         fields |= _binding(arguments, own, language)
         fields["steps"] = "\n  ".join(
             _STEPS[language].format(step["name"], f"items{step['ending']}", fields["names"])
@@ -131,6 +129,12 @@ def _arguments(signature: Signature, own: Mapping[str, str]) -> list[Argument]:
     outs = ["out"] if count == 1 else [f"out{place}" for place in range(count)]
     known = [*signature.arguments, *(Argument("Tensor", name) for name in outs)]
     return known + [Argument("Tensor", name) for name in own if name not in {item.name for item in known}]
+
+
+def _parts(arguments: list[Argument], own: Mapping[str, str]) -> list[str]:
+    """Files of the types that loops with these arguments know."""
+    needed = {_LOOPS[item.kind][1] for item in arguments if item.kind in _LOOPS}
+    return ["array", *sorted(needed), *(["mixed"] if "Mixed" in own.values() else [])]
 
 
 def _binding(arguments: list[Argument], own: Mapping[str, str], language: Language) -> dict[str, str]:

@@ -44,7 +44,7 @@ struct BFloat16 {  // the upper half of a float32
   }
 };
 
-$array
+$types
 $maths
 template <auto Compute, typename... Arguments>
 void each(int64_t count, const Arguments&... arguments) {
@@ -59,7 +59,9 @@ void run($array_parameters) {
 
 void $op($parameters) {
   const DLDataType dtype = $first.dtype();
-  if (!($dtypes_fit)) TVM_FFI_THROW(TypeError) << "$op takes $taken";
+  if (!($dtypes_fit)) {
+    TVM_FFI_THROW(TypeError) << "$op takes $taken";
+  }
   if (dtype == DLDataType{kDLFloat, 32, 1}) {
     run<float>($float32);
   } else if (dtype == DLDataType{kDLFloat, 16, 1}) {

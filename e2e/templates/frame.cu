@@ -33,7 +33,7 @@ using tvm::ffi::TensorView;
 
 constexpr int kThreads = 128;
 
-$array
+$types
 $maths
 template <auto Compute, typename... Arguments>
 __global__ void item_of(int64_t count, Arguments... arguments) {
@@ -55,7 +55,9 @@ void run(cudaStream_t stream, $array_parameters) {
 
 void $op($parameters) {
   const DLDataType dtype = $first.dtype();
-  if (!($dtypes_fit)) TVM_FFI_THROW(TypeError) << "$op takes $taken";
+  if (!($dtypes_fit)) {
+    TVM_FFI_THROW(TypeError) << "$op takes $taken";
+  }
   // The stream that torch works on, not the default one, which would not wait for it.
   const tvm::ffi::CUDADeviceGuard guard($first.device().device_id);
   const auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, $first.device().device_id));

@@ -127,7 +127,8 @@ def bind(op: str, language: Language, folder: Path, *, device: str) -> Callable[
         write_kernel(op, language, file)
     kernel = read_kernel(str(file), op=None)
     builder = registry.load("builders", kernel.manifest.binding)
-    built = builder.build(kernel, BuildTarget(device=device, arch=None, cache=folder / "cache", timeout_s=240))
+    arch = None if device == "cpu" else "{}{}".format(*torch.cuda.get_device_capability())
+    built = builder.build(kernel, BuildTarget(device=device, arch=arch, cache=folder / "cache", timeout_s=240))
     return lambda dtype: builder.bind(built, registry.load_op(op), dtype)
 
 
