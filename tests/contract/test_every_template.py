@@ -43,6 +43,8 @@ def test_it_describes_itself(op: str, language: Language, tmp_path: Path) -> Non
     assert kernel.manifest.dtypes == DTYPES
     text = file.read_text()
     assert "$" not in text
+    assert "//!" not in text and "#!" not in text
+    assert ("`backward` in the block" in text) == (kernel.manifest.backward == "reference")
     assert f"e2e check {file}" in text
     if language is Language.TRITON:
         ast.parse(text)
