@@ -34,12 +34,14 @@ Run {run}, result {sha}. Written by `e2e adopt`; do not edit:
 
 from pathlib import Path
 
+from torch import nn
+
 from e2e.adopted import Adopted, Applied
 
 ADOPTED = Adopted(Path(__file__).parent)
 
 
-def apply(model: object) -> Applied:
+def apply(model: nn.Module) -> Applied:
     """Put it at the sites where it was measured; calls of other shapes, dtypes or devices keep the model's own code."""
     return ADOPTED.apply(model)
 '''

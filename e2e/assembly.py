@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from e2e import feedback
+from e2e.attribution import attribution
 from e2e.errors import exit_code_of
 from e2e.invocation import Invocation
 from e2e.judge import judge
@@ -19,7 +20,9 @@ from e2e.measure.devices import driver_version
 from e2e.request import Loaded, Request
 from e2e.schema.evidence import Evidence
 from e2e.schema.kernel import Kernel
-from e2e.schema.result import CellResult, ErrorRecord, Result, SetUp
+from e2e.schema.policy import Policy
+from e2e.schema.result import AttributionLine, CellResult, ErrorRecord, Result, SetUp
+from e2e.schema.verdict import Verdict
 from e2e.schema.workload import Cell
 from e2e.selftest_store import newest
 from e2e.surroundings import packages
@@ -75,6 +78,7 @@ def assemble(
         set_up=feedback.set_up(evidence, verdict) if evidence else SetUp(),
         time_use=feedback.time_use(evidence) if evidence else None,
         claim=feedback.claim(loaded.kernel, evidence, verdict) if evidence and verdict else None,
+        attribution=_attribution(evidence, verdict, loaded.policy) if evidence and verdict else [],
         cells=cells,
         regions=told.regions if told else None,
         kernels=[_near(loaded.kernel)],
@@ -103,6 +107,10 @@ def assemble(
         error=problem,
         random_weights=loaded.workload.workload.model.weights == "random",
     )
+
+
+def _attribution(evidence: Evidence, verdict: Verdict, policy: Policy) -> list[AttributionLine]:
+    return attribution(evidence, next((row for row in verdict.latency.against if row.opponent == policy.decides), None))
 
 
 @overload

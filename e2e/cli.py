@@ -223,7 +223,7 @@ def gate(
     if policy is not None:
         from e2e.configuration import load_policy
 
-        other = load_policy(policy)
+        other = load_policy(policy, heeds_waivers=True)
     stored = load(run)
     gated = regate(stored, other, surroundings(stored.kernels), datetime.now(UTC).date())
     _emit(gated.text)

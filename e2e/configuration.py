@@ -69,10 +69,13 @@ def load_workload(path: str, overrides: Sequence[str] = ()) -> LoadedWorkload:
     return LoadedWorkload(workload, whole, values, source.sha256, registry.task_sha256(workload.task, whole.parent))
 
 
-def load_policy(name_or_path: str | None, *, workload: LoadedWorkload | None = None) -> Policy:
+def load_policy(
+    name_or_path: str | None, *, workload: LoadedWorkload | None = None, heeds_waivers: bool = False
+) -> Policy:
     """The policy asked for, else the one that the workload names, else `standard`.
 
-    A path given by the caller is relative to the working folder, one in a workload to the workload's file.
+    A path given by the caller is relative to the working folder, one in a workload to the workload's file. Waivers are
+    for `gate`, which says who answers for what: everybody else gets the policy without them.
 
     Raises:
         UsageError: no such policy, or fields that do not fit; one line per mistake.
@@ -85,7 +88,7 @@ def load_policy(name_or_path: str | None, *, workload: LoadedWorkload | None = N
     policy, found = _validated(Policy, parsed, str(file), [])
     if policy is None:
         raise UsageError("\n".join(found))
-    return policy
+    return policy if heeds_waivers else policy.model_copy(update={"waivers": []})
 
 
 # ---- Files

@@ -73,7 +73,7 @@ class Loaded:
 def policy_of(request: Request, workload: LoadedWorkload) -> tuple[Policy, dict[str, Any]]:
     """The policy to run under, and what it would say by itself where the command line says otherwise.
 
-    A repeat has the stored run's, with one look at the number of workers asked for. Waivers are `gate`'s alone.
+    A repeat has the stored run's, with one look at the number of workers asked for.
 
     Raises:
         UsageError: no such policy, fields that do not fit, or a run that stored none.
@@ -81,7 +81,7 @@ def policy_of(request: Request, workload: LoadedWorkload) -> tuple[Policy, dict[
     if request.repeat is not None:
         policy, own = _presized(request.repeat)
     else:
-        policy = load_policy(request.policy, workload=workload).model_copy(update={"waivers": []})
+        policy = load_policy(request.policy, workload=workload)
         usual = workload.workload.policy or DEFAULT_POLICY
         own = {**_changeable(policy), **({} if request.policy in (None, usual) else {"name": usual})}
     if request.budget_s is not None:

@@ -14,6 +14,7 @@ from e2e.schema.verdict import Reason
 from e2e.schema.words import Outcome, ReasonCode, Stage
 from e2e.signing import sentences
 from e2e.story_details import (
+    attribution_sections,
     block_sections,
     environment_section,
     mutants_section,
@@ -232,7 +233,8 @@ def _sections(result: Result, deciding: CellResult | None, *, is_full: bool) -> 
         speed, evidence = first_sections(result, cell, prefix, is_deciding=cell is deciding)
         own = [speed]
         if is_full:
-            own += [win_section(result, cell, prefix), *block_sections(cell, result.policy, prefix)]
+            own += [win_section(result, cell, prefix), *attribution_sections(cell, prefix)]
+            own += block_sections(cell, result.policy, prefix)
         own += [evidence]
         own += [next_section(result)] if cell is deciding else []
         own += detail_sections(cell, prefix)

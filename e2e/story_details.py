@@ -9,7 +9,8 @@ from statistics import median
 from typing import Any
 
 from e2e import stats
-from e2e.figures import Chart, Line, Mark, Strip, error_axis, level_axis, ratio_axis
+from e2e.attribution import UNEXPLAINED, attribution
+from e2e.figures import Chart, Ink, Line, Mark, Strip, error_axis, level_axis, ratio_axis
 from e2e.schema.evidence import Engagement, OpCheck, Segment
 from e2e.schema.policy import Policy
 from e2e.schema.result import CellResult, Result
@@ -20,6 +21,8 @@ from e2e.wording import ABSENT, arm, clean, count, duration, ratio, small
 _BLOCKS_SHOWN = 200
 _INPUTS_UNFOLDED = 16
 _LABEL = 70
+_MICRO = 1e6
+_IN_THE_STEP = "what the op costs in the step and not alone (caches, neighbours, launches)"
 
 
 def win_section(result: Result, cell: CellResult, prefix: str) -> Section:
@@ -46,6 +49,31 @@ def win_section(result: Result, cell: CellResult, prefix: str) -> Section:
     rows = tuple((what, ratio(value), clean(versus, _LABEL)) for what, versus, value in found)
     table = Table(("speed-up of", "ratio", "against"), rows, Strip("from the op alone to the step", axis, marks))
     return Section(f"{prefix}From the op alone to the step", table)
+
+
+def attribution_sections(cell: CellResult, prefix: str) -> Iterator[Section]:
+    """For every opponent of which it can be said: what the op alone promises, and what the step shows of it."""
+    for row in cell.verdict.latency.against:
+        lines = attribution(cell.evidence, row)
+        if not lines:
+            continue
+        rows, marks, at = [], [], 0.0
+        for line in lines:
+            change = line.microseconds_per_step
+            ink: Ink = "control" if line.what == UNEXPLAINED else "good" if change < 0 else "bad"
+            rows.append((line.what, f"{change:+,.1f} us"))
+            marks.append((Mark("bar", at + change, ink, lower=at),))
+            at += change
+        rows.append(("the step", f"{at:+,.1f} us"))
+        marks.append((Mark("bar", at, "kernel", lower=0.0),))
+        ends = [mark.value for own in marks for mark in own]
+        axis = level_axis(ends, lambda value: f"{value:+,.0f}", guides=((0.0, "0 us"),))
+        strip = Strip("change of the step, from the op alone to what was observed", axis, tuple(marks))
+        table = Table(("part", "change of the step"), tuple(rows), strip)
+        bounds = (row.speedup.upper_bound, row.speedup.lower_bound)
+        low, high = (_MICRO * row.arm_step_s * (1 / bound - 1) for bound in bounds)
+        said = f"interval of the step's change: {low:+,.0f} to {high:+,.0f} us; {_IN_THE_STEP} is unexplained"
+        yield Section(f"{prefix}Where it went, against {arm(row.arm)}", table, lines=(said,))
 
 
 # ---- Blocks

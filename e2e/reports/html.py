@@ -22,18 +22,22 @@ class HtmlReport:
 
     def render(self, result: Result) -> str:
         """The whole page."""
-        story = tell(result, is_full=True)
-        head = tag(
-            "head",
-            tag("meta", charset="utf-8"),
-            tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-            tag("meta", name="color-scheme", content="light dark"),
-            tag("meta", http_equiv="Content-Security-Policy", content=_NOTHING_FROM_OUTSIDE),
-            tag("title", f"{story.outcome}: {story.subject}"),
-            tag("style", Markup(_STYLE.read_text(encoding="utf-8"))),
-        )
-        body = tag("body", _header(story), tag("main", *_parts(story)), _footer(story))
-        return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
+        return page(tell(result, is_full=True))
+
+
+def page(story: Story) -> str:
+    """Any story as a page."""
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("meta", http_equiv="Content-Security-Policy", content=_NOTHING_FROM_OUTSIDE),
+        tag("title", f"{story.outcome}: {story.subject}"),
+        tag("style", Markup(_STYLE.read_text(encoding="utf-8"))),
+    )
+    body = tag("body", _header(story), tag("main", *_parts(story)), _footer(story))
+    return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
 
 
 def _set(text: str) -> str:
@@ -52,7 +56,7 @@ def _header(story: Story) -> Markup:
         *(told if story.sentence else []),
         reasons if story.reasons else None,
         *(tag("p", mark, class_="mark") for mark in story.marks),
-        tag("dl", *_pairs(story.signing), class_="signing"),
+        tag("dl", *_pairs(story.signing), class_="signing") if story.signing else None,
         class_=f"tone-{story.tone}",
     )
 

@@ -63,6 +63,13 @@ class ClaimRecord(Record):
     in_context: Ratio | None
 
 
+class AttributionLine(Record):
+    """One part of the change of the step with the kernel; below 0 it saves time."""
+
+    what: str
+    microseconds_per_step: float
+
+
 class ErrorRecord(Record):
     """Why the run itself ended early."""
 
@@ -156,6 +163,8 @@ class Result(Record):
     set_up: SetUp
     time_use: TimeUse | None = None
     claim: ClaimRecord | None
+    attribution: list[AttributionLine] = []
+    """Of the change against the opponent that decides; sums to it. Empty where nothing measured alone explains it."""
     cells: list[CellResult]
     regions: Regions | None = None
     """Of a sweep; None for a single cell."""

@@ -280,3 +280,13 @@ def test_any_damage_to_a_valid_file_is_a_usage_error_at_worst(data: st.DataObjec
 @given(st.lists(st.text(max_size=20) | st.builds("{}.{}={}".format, KEYS, KEYS, st.text(max_size=8)), max_size=3))
 def test_any_override_is_a_usage_error_at_worst(overrides: list[str]) -> None:
     survives(VALID.encode(), overrides)
+
+
+def test_only_whoever_asks_for_waivers_gets_them(tmp_path: Path) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text(
+        "name: waiving\nwaivers:\n  - {code: throttled, reason: the rack is slow until January, until: 2027-01-31}\n"
+    )
+    assert [] == load_policy(str(file)).waivers
+    (waiver,) = load_policy(str(file), heeds_waivers=True).waivers
+    assert ("throttled", "2027-01-31") == (waiver.code, waiver.until.isoformat())

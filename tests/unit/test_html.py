@@ -125,6 +125,20 @@ def test_every_part_that_people_ask_for_has_its_section() -> None:
     assert ["the whole step", "1.16x", "eager as shipped"] in rows
 
 
+def test_where_a_win_went_is_a_waterfall_that_ends_at_the_step() -> None:
+    found = sections(page(results.result()))["Where it went, against eager as shipped"]
+    rows = [[words(cell) for cell in row if cell.get("class") != "strip"] for row in found.iter("tr")]
+    assert ["the op, alone and warm, 33 times", "-12,111.0 us"] == rows[1]
+    assert ["unexplained", "+781.0 us"] == rows[2]
+    assert ["the step", "-11,330.0 us"] == rows[3]
+    bars = [(float(str(bar.get("x"))[:-1]), float(str(bar.get("width"))[:-1])) for bar in found.iter("rect")]
+    (op, op_width), (rest, rest_width), (step, _) = bars
+    assert pytest.approx(op, abs=0.1) == rest, "each begins where the one before it ended"
+    assert pytest.approx(rest + rest_width, abs=0.1) == step
+    assert op_width > rest_width
+    assert "interval of the step's change: -11," in words(found)
+
+
 def test_every_drawing_says_in_words_what_it_shows_and_stands_beside_its_numbers() -> None:
     for element in page(sweep()).iter():
         for svg in element.findall("svg"):
