@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from e2e.arm_names import ArmName, alternative_for, alternatives_of, places_of, some_kernels
+from e2e.attribution import attribution
 from e2e.crew import Deadline
 from e2e.errors import UsageError
 from e2e.judge import judge
@@ -532,3 +533,20 @@ def test_the_op_alone_of_every_kernel_is_shown_by_name() -> None:
     speed, _ = first_sections(results.result(), cell.model_copy(update={"evidence": shown}), "", is_deciding=True)
     assert speed.table is not None
     assert [row[0] for row in speed.table.rows][:2] == [f"op alone: own module, {spec}" for spec in (A, B)]
+
+
+def test_what_each_op_alone_promises_is_a_line_of_its_own() -> None:
+    fields = {"shape": "1 x 2", "calls_per_step": 2, "eager_s": 3e-6, "candidate_s": 1e-6}
+    norm = Isolated(**fields, alternative="F.rms_norm", alternative_s=2e-6, kernel=A)
+    other = Isolated(**fields, alternative=None, alternative_s=None, kernel=B)
+    row = ablated(1.10, (1.06, 1.00)).latency.against[0]
+    assert row.arm == ALTERNATIVE
+    found = attribution(two(isolated=norm, isolated_others=[other]), row)
+    assert [line.what for line in found] == [
+        f"the op, alone and warm, 2 times ({A})",
+        f"the op, alone and warm, 2 times ({B})",
+        "unexplained",
+    ]
+    assert [line.microseconds_per_step for line in found[:2]] == pytest.approx([-2, -4])
+    unknown = norm.model_copy(update={"alternative": "another"})
+    assert attribution(two(isolated=unknown, isolated_others=[other]), row) == []
