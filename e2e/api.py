@@ -39,7 +39,7 @@ __all__ = [
 
 def validate(
     workload: str | Path,
-    kernel: str | Path,
+    kernel: str | Path | Sequence[str | Path],
     *,
     until: str = "verdict",
     op: str | None = None,
@@ -54,6 +54,7 @@ def validate(
 ) -> Result:
     """Run a workload with and without a kernel, and say what came of it; as `e2e validate`, which has the same options.
 
+    Several kernels stand in the model together.
     `settings` are `--set`: dotted fields of the workload and their values. Progress goes to stderr unless `quiet`.
     An outcome is no exception, nor is a run that ended early: see `outcome`, `reasons` and `error` of the result.
 
@@ -64,8 +65,9 @@ def validate(
     from e2e.request import Request
 
     overrides = tuple(f"{field}={json.dumps(value)}" for field, value in (settings or {}).items())  # JSON is YAML
+    kernels = [kernel] if isinstance(kernel, str | Path) else list(kernel)
     options = [
-        ("--kernel", kernel),
+        *(("--kernel", spec) for spec in kernels),
         *(("--set", text) for text in overrides),
         ("--until", None if until == "verdict" else until),
         ("--op", op),
@@ -77,7 +79,7 @@ def validate(
     ]
     request = Request(
         workload=str(workload),
-        kernels=(str(kernel),),
+        kernels=tuple(map(str, kernels)),
         until=_stage(until),
         op=op,
         overrides=overrides,

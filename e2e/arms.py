@@ -6,8 +6,10 @@ import dataclasses
 import inspect
 import itertools
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -16,14 +18,14 @@ from torch import Tensor, nn
 from torch import library as lib
 
 from e2e import registry
-from e2e.arm_names import ArmName
+from e2e.arm_names import WITH_KERNELS, ArmName, alternative_for, places_of
 from e2e.binding import registered, sparing
 from e2e.errors import CandidateError
 from e2e.layouts import InLayout, Relaid
 from e2e.measure.fingerprint import Ring
 from e2e.measure.pause import Pause
 from e2e.operators import READS, Interception, interceptions_in, replace
-from e2e.patch import Patch, copy_sharing_weights, observed, sites_in
+from e2e.patch import Patch, Standing, copy_sharing_weights, everywhere, observed, sites_in
 from e2e.prepared import InPrepared, Prepared
 from e2e.protocols import Built, Op, OpCall, Site, outputs_of
 from e2e.schema.words import Mode, Role
@@ -86,6 +88,23 @@ class Candidate:
     """Sites it stands at; the others keep the baseline op (declared constraints)."""
 
 
+@dataclass(frozen=True)
+class Part:
+    """An op, the sites that compute it, and what may stand there."""
+
+    op: Op
+    sites: Sequence[Site]
+    candidate: Candidate | None = None
+    """None in a process that holds no candidate, or leaves this kernel out."""
+    adopted: Mapping[str, Bound] = field(default_factory=dict)
+    """Kernels adopted earlier, which the policy names as opponents; by their arms' alternative."""
+
+    @property
+    def usable(self) -> list[Site]:
+        """Where the candidate stands; without one, every site."""
+        return [site for site in self.sites if self.candidate is None or site.fqn in self.candidate.fqns]
+
+
 @dataclass
 class Arm:
     """A prepared arm: call `program(*batch)`."""
@@ -100,16 +119,16 @@ class Arm:
 
 
 class CountingBackend:
-    """Inductor, with a look at each graph on its way: how many graphs, and how often the kernel is in them."""
+    """Inductor, with a look at each graph on its way: how many graphs, and how often each kernel is in them."""
 
-    def __init__(self, mode: Mode, traces: Callable[[Any], int]) -> None:
-        """`traces` finds the kernel in a graph: how often."""
+    def __init__(self, mode: Mode, traces: Callable[[Any], Counter[int]]) -> None:
+        """`traces` finds the kernels in a graph: how often each, by its number."""
         self._inductor = torch._TorchCompileInductorWrapper(None if mode is Mode.COMPILE else mode.value, None, False)
         self._traces = traces
         self.graphs = 0
-        self.nodes = 0
-        self.watched: Any = None
-        """The candidate as a registered op, where it stands in the place of operators."""
+        self.nodes: Counter[int] = Counter()
+        self.watched: Mapping[Any, int] = {}
+        """Kernels as registered ops, and their numbers."""
         self.interceptions: Mapping[str, Interception] = {}
         """What stands where the graph calls an operator, by the operator's owner."""
         self.placed: list[Interception] = []
@@ -119,7 +138,7 @@ class CountingBackend:
         self.nodes += self._traces(graph.graph)
         if self.interceptions:
             placed = replace(graph, self.interceptions)
-            self.nodes += sum(1 for item in placed if item.function is self.watched)
+            self.nodes += Counter(self.watched[item.function] for item in placed if item.function in self.watched)
             self.placed += placed
         return self._inductor(graph, inputs)
 
@@ -160,29 +179,26 @@ class Arena:
     def __init__(
         self,
         session: Any,
-        op: Op,
-        sites: list[Site],
-        candidate: Candidate | None,
+        parts: Sequence[Part],
         *,
-        adopted: Mapping[str, Bound] | None = None,
         transfer: bool = False,
     ) -> None:
-        """`transfer`: inputs wait on the host, and every step begins by moving them to the device."""
+        """No two parts have a site in common. `transfer`: inputs wait on the host, and every step begins by moving them
+        to the device.
+        """
         self._transfer = transfer
         self._session = session
-        self._op = op
-        self._sites = sites
-        self._candidate = candidate
-        self._adopted = adopted or {}
+        self._parts = parts
         self._registered: dict[str, Any] = {}
         """By hash of the kernel."""
-        self._captured_calls = 0
+        self._captured_calls: Counter[str] = Counter()
+        """By site."""
         self._arms: dict[str, Arm] = {}
         self._ring = Ring(SLOTS, session.device)
 
     def turn_to(self, op: Op, sites: list[Site]) -> None:
         """Arms of another op from now on; those of the model as it is stay."""
-        self._op, self._sites = op, sites
+        self._parts = [Part(op, sites)]
         own = {name: arm for name, arm in self._arms.items() if arm.name.role is Role.BASELINE}
         self._arms = {name: arm for name, arm in own.items() if arm.name.alternative is None}
 
@@ -198,8 +214,8 @@ class Arena:
         backend = None
         run: Callable[..., Any] = program
         if arm_name.mode.is_compiled:
-            backend = CountingBackend(arm_name.mode, self._traces(arm_name.role, model))
-            backend.watched = self._registered.get(self._candidate.kernel.sha256) if self._candidate else None
+            backend = CountingBackend(arm_name.mode, self._traces(arm_name, model))
+            backend.watched = self._watched()
             backend.interceptions = interceptions_in(model)
             run = _compiled(program, backend)
         arm = Arm(arm_name, run, backend, seed if arm_name.role is Role.HEADROOM else None)
@@ -207,7 +223,7 @@ class Arena:
         prepare_s = self._made_ready(arm_name, seed)
         start = time.perf_counter()
         if arm_name.mode is Mode.CUDA_GRAPH:
-            self._captured_calls = 0
+            self._captured_calls.clear()
             first = self._moved(self.batches(arm, [seed])[0])
             arm.program = GraphedStep(program, first, before=self._before_capture)
         broken = self._first_step(arm, program, seed)
@@ -223,19 +239,19 @@ class Arena:
 
         None where the arm's kernel prepares nothing; a kernel prepares once for all arms.
         """
-        kernel = self._kernel_of(name)
-        if kernel is None or not isinstance(kernel.call, Prepared):
+        prepared = [kernel.call for kernel in self._kernels_of(name) if isinstance(kernel.call, Prepared)]
+        if not prepared:
             return None
-        if not kernel.call.seconds:
+        if not all(call.seconds for call in prepared):
             eager = ArmName(name.role, Mode.EAGER, name.alternative)
             arm = Arm(eager, self._session.program(self._tree(eager, seed)), None)
             self._execute(arm, self.batches(arm, [seed])[0])
-        return kernel.call.seconds
+        return sum(call.seconds for call in prepared)
 
-    def _kernel_of(self, name: ArmName) -> Bound | None:
-        if name.role is Role.CANDIDATE:
-            return self._candidate.kernel if self._candidate is not None else None
-        return self._adopted.get(str(name.alternative))
+    def _kernels_of(self, name: ArmName) -> list[Bound]:
+        if name.role in WITH_KERNELS:
+            return [part.candidate.kernel for part in self._standing(name) if part.candidate is not None]
+        return [kernel for part in self._parts if (kernel := part.adopted.get(str(name.alternative))) is not None]
 
     def _need_fresh(self) -> None:
         """Of every kernel in this process that prepares, in every arm's segments, so that all are treated alike.
@@ -243,7 +259,8 @@ class Arena:
         Raises:
             CandidateError: `prepared_stale`.
         """
-        bound = [*self._adopted.values(), *([self._candidate.kernel] if self._candidate is not None else [])]
+        bound = [kernel for part in self._parts for kernel in part.adopted.values()]
+        bound += [part.candidate.kernel for part in self._parts if part.candidate is not None]
         for kernel in bound:
             if isinstance(kernel.call, Prepared):
                 kernel.call.need_fresh()
@@ -257,7 +274,7 @@ class Arena:
         try:
             self.run(str(arm.name), seeds=[seed])
         except torch._dynamo.exc.TorchDynamoException:
-            if arm.name.role is Role.CANDIDATE or arm.backend is None:
+            if arm.name.role in WITH_KERNELS or arm.backend is None:
                 raise
             arm.program = _compiled(program, arm.backend, fullgraph=False)
             self.run(str(arm.name), seeds=[seed])
@@ -410,56 +427,74 @@ class Arena:
 
     def _tree(self, name: ArmName, seed: int) -> nn.Module:
         """The arm's own module tree."""
-        if name.role is Role.CANDIDATE:
-            return self._with_candidate(name.mode)
+        if name.role in WITH_KERNELS:
+            return self._with_candidate(name)
         model = copy_sharing_weights(self._session.model)
-        self._swap(name, sites_in(model, self._sites), seed)
+        if name.role is Role.HEADROOM:
+            self._replay(model, name.mode, seed)
+        elif name.role is not Role.BASELINE or name.alternative is not None:
+            self._swap(name, model)
         return model
 
-    def _usable(self, sites: list[Site]) -> list[Site]:
-        return [site for site in sites if self._candidate is None or site.fqn in self._candidate.fqns]
+    def _swap(self, name: ArmName, model: nn.Module) -> None:
+        """The alternatives that the name says, and every other op's own code in the same place.
 
-    def _swap(self, name: ArmName, sites: list[Site], seed: int) -> None:
-        if name.role is Role.PLANTED:
-            Patch(self._op, sites, lambda site: None)
-        elif name.alternative is not None:
-            function = self._alternative(name.alternative, name.mode)
-            Patch(self._op, sites, lambda site: function)
-        elif name.role is Role.SHAM:
-            Patch(self._op, sites, lambda site: None)
-        elif name.role is Role.HEADROOM:
-            self._replay(self._usable(sites), name.mode, seed)
+        Raises:
+            RuntimeError: no op has such an alternative.
+        """
+        alternative = None if name.role is Role.PLANTED else name.alternative
+        found = [self._alternative(part, alternative, name.mode) for part in self._parts]
+        if alternative is not None and not any(found):
+            raise RuntimeError(f"no op here has an alternative {alternative}")
+        for part, function in zip(self._parts, found, strict=True):
+            if function is not None or alternative is None or name.role is Role.SHAM:
+                Patch(part.op, sites_in(model, list(part.sites)), everywhere(function))
 
-    def _with_candidate(self, mode: Mode) -> nn.Module:
-        if self._candidate is None:
+    def _alternative(self, part: Part, name: str | None, mode: Mode) -> Callable[..., Any] | None:
+        """What stands at the part's sites in an arm of that alternative; None for their own code."""
+        own = None if name is None else alternative_for((*part.adopted, *part.op.alternatives), name)
+        if own is None:
+            return None
+        return self._function(part.op, part.adopted[own], mode) if own in part.adopted else part.op.alternatives[own]
+
+    def _standing(self, name: ArmName) -> list[Part]:
+        """Those whose kernels stand in the arm."""
+        places = places_of(name)
+        return [part for place, part in enumerate(self._parts) if places is None or place in places]
+
+    def _with_candidate(self, name: ArmName) -> nn.Module:
+        kernels = [
+            Standing(part.op, part.usable, self._function(part.op, part.candidate.kernel, name.mode))
+            for part in self._standing(name)
+            if part.candidate is not None
+        ]
+        if not kernels:
             raise RuntimeError("no candidate in this worker")
-        function = self._function(self._candidate.kernel, mode)
-        around = self._counted if mode is Mode.CUDA_GRAPH else None
-        return placed(self._session.model, self._op, self._usable(self._sites), function, around)
+        return placed(self._session.model, kernels, self._counted if name.mode is Mode.CUDA_GRAPH else None)
 
-    def _traces(self, role: Role, model: nn.Module) -> Callable[[Any], int]:
-        """Counts the candidate in a graph of that tree: calls of its op, or a patch's modules that left nodes there."""
-        kernel = self._candidate.kernel if self._candidate is not None else None
-        if kernel is not None and isinstance(kernel.call, Replica):
-            changed = self._usable(self._sites) if role is Role.CANDIDATE else []
-            keys = {str(id(site.module)) for site in sites_in(model, changed)}
-            return lambda graph: len(keys & _modules_of(graph))
-        watched = self._registered.get(kernel.sha256) if kernel is not None else None
-        return lambda graph: sum(1 for node in graph.nodes if node.target is watched)
+    def _traces(self, name: ArmName, model: nn.Module) -> Callable[[Any], Counter[int]]:
+        """Counts kernels in a graph of that tree: calls of their ops, or a patch's modules that left nodes there."""
+        for number, part in enumerate(self._parts):
+            if part.candidate is not None and isinstance(part.candidate.kernel.call, Replica):
+                changed = part.usable if name.role is Role.CANDIDATE else []
+                keys = {str(id(site.module)) for site in sites_in(model, changed)}
+                return _nodes_in(keys, number)
+        watched = self._watched()
+        return lambda graph: Counter(watched[node.target] for node in graph.nodes if node.target in watched)
 
-    def _alternative(self, name: str, mode: Mode) -> Callable[..., Any]:
-        if name in self._adopted:
-            return self._function(self._adopted[name], mode)
-        return self._op.alternatives[name]
+    def _watched(self) -> dict[Any, int]:
+        """The kernels as registered ops, as far as they are, with the numbers of their parts."""
+        kernels = [part.candidate.kernel.sha256 if part.candidate is not None else "" for part in self._parts]
+        return {self._registered[sha256]: place for place, sha256 in enumerate(kernels) if sha256 in self._registered}
 
-    def _function(self, kernel: Bound, mode: Mode) -> Callable[..., Any]:
+    def _function(self, op: Op, kernel: Bound, mode: Mode) -> Callable[..., Any]:
         """The kernel itself, or under a compiler as an op that the compiler cannot look into; a patch is no op."""
         if not mode.is_compiled or isinstance(kernel.call, Replica):
             return kernel.call
         if kernel.sha256 not in self._registered:
             device = self._session.device.partition(":")[0]
             call = sparing(kernel.call, kernel.writes)
-            self._registered[kernel.sha256] = registered(self._op, call, sha256=kernel.sha256, device=device)
+            self._registered[kernel.sha256] = registered(op, call, sha256=kernel.sha256, device=device)
         function: Callable[..., Any] = self._registered[kernel.sha256]
         return function
 
@@ -467,24 +502,25 @@ class Arena:
         """The kernel, counting its calls: those of the capture are those of every replay, which makes none."""
 
         def call(*args: Any, **named: Any) -> Any:
-            self._captured_calls += 1
+            self._captured_calls[site.fqn] += 1
             return kernel(*args, **named)
 
         return call
 
     def _before_capture(self) -> None:
-        self._captured_calls = 0
+        self._captured_calls.clear()
         self._session.reset()
 
-    def _replay(self, sites: list[Site], mode: Mode, seed: int) -> None:
-        """Record every call's true outputs for one batch, then return them instead of computing them."""
-        originals = sites_in(self._session.model, sites)
+    def _replay(self, model: nn.Module, mode: Mode, seed: int) -> None:
+        """Record every call's true outputs for one batch, then return them in that tree instead of computing them."""
         recorded: dict[str, list[tuple[Tensor, ...]]] = {}
 
         def record(site: Site, call: OpCall, output: Any) -> None:
             recorded.setdefault(site.fqn, []).append(tuple(item.clone() for item in outputs_of(output)))
 
-        with observed(self._op, originals, record):
+        with ExitStack() as stack:
+            for part in self._parts:
+                stack.enter_context(observed(part.op, sites_in(self._session.model, part.usable), record))
             self._execute(
                 Arm(ArmName(Role.BASELINE, Mode.EAGER), self._session.program(self._session.model), None),
                 self._staged(seed),
@@ -498,18 +534,20 @@ class Arena:
                 return _replay_eager(calls[0]) if len(calls) == 1 else _replay_several(calls)
             raise RuntimeError(f"{site.fqn} ran {len(calls)} times in a step: its outputs cannot be replayed")
 
-        Patch(self._op, sites, replay)
+        for part in self._parts:
+            Patch(part.op, sites_in(model, part.usable), replay)
 
     def _proof(self, arm: Arm, seed: int, profiled: bool) -> dict[str, Any]:
-        """Compiled regions that one profiled, untimed step entered, and the kernel's nodes in the graphs.
+        """Compiled regions that one profiled, untimed step entered, and each kernel's nodes in the graphs.
 
         Without a profile the graphs that the compiler was handed stand for the regions.
         """
         if arm.backend is None:
-            is_captured = arm.name.role is Role.CANDIDATE and arm.name.mode is Mode.CUDA_GRAPH
-            return {"regions": None, "kernel_calls": self._captured_calls if is_captured else None}
+            is_captured = arm.name.role in WITH_KERNELS and arm.name.mode is Mode.CUDA_GRAPH
+            return {"regions": None, "kernel_calls": self._captured() if is_captured else None}
+        calls = [arm.backend.nodes[place] for place in range(len(self._parts))]
         if not profiled:
-            return {"regions": arm.backend.graphs, "kernel_calls": arm.backend.nodes}
+            return {"regions": arm.backend.graphs, "kernel_calls": calls}
         from torch.profiler import ProfilerActivity, profile
 
         batch = self.batches(arm, [seed])[0]
@@ -518,7 +556,15 @@ class Arena:
             self.sync()
         names = [event.name for event in profiler.events() or []]
         regions = sum(1 for name in names if name.startswith(REGION))
-        return {"regions": regions, "kernel_calls": arm.backend.nodes}
+        return {"regions": regions, "kernel_calls": calls}
+
+    def _captured(self) -> list[int]:
+        """Calls of each kernel in the graph that was captured last."""
+        return [sum(self._captured_calls[site.fqn] for site in part.usable) for part in self._parts]
+
+
+def _nodes_in(modules: set[str], number: int) -> Callable[[Any], Counter[int]]:
+    return lambda graph: Counter({number: len(modules & _modules_of(graph))})
 
 
 def _modules_of(graph: Any) -> set[str]:

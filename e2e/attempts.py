@@ -30,7 +30,7 @@ def enter(result: Result, folder: Path) -> Attempts | None:
     entry = {
         "run": result.run_id,
         "workload": result.workload.name,
-        "op": result.kernels[0].manifest.op,
+        "op": ops_of(result),
         "outcome": result.outcome,
     }
     try:
@@ -44,6 +44,11 @@ def enter(result: Result, folder: Path) -> Attempts | None:
     same = [line for line in _entries(text) if all(line.get(key) == entry[key] for key in ("workload", "op"))]
     confirmed = [line for line in [*same, entry] if line.get("outcome") == Outcome.CONFIRMED]
     return Attempts(number=len(same) + 1, confirmed=len(confirmed))
+
+
+def ops_of(result: Result) -> str:
+    """What was replaced: one op's name, or several in one order whatever the command line's."""
+    return " + ".join(sorted(kernel.manifest.op for kernel in result.kernels))
 
 
 def _entries(text: str) -> Iterator[dict[str, Any]]:

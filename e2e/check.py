@@ -38,7 +38,7 @@ from e2e.schema.words import Outcome, ReasonCode, Stage
 from e2e.schema.workload import DType
 from e2e.stages.check import op_checks
 from e2e.surroundings import packages
-from e2e.workers import CandidateFault, Workers
+from e2e.workers import CandidateFault, Member, Workers
 from e2e.yaml_lines import printable
 
 STAGE = Stage.CHECK
@@ -80,7 +80,7 @@ def check(request: CheckRequest, progress: Progress) -> CheckReport:
     seed = secrets.randbelow(SEED_SPACE) if request.seed is None else request.seed
     policy = _policy()
     scratch = Path(tempfile.mkdtemp(prefix="e2e-"))
-    workers = OpWorkers(device=device.name, seed=seed, policy=policy, scratch=scratch, kernel=kernel)
+    workers = OpWorkers(device=device.name, seed=seed, policy=policy, scratch=scratch, members=[Member(kernel)])
     try:
         with reserved(device, cache_folder() / "locks", progress.note):
             checks, verdict, facts = _checks(workers, device, dtypes, captured, progress)
@@ -146,14 +146,15 @@ def _checks(
 ) -> tuple[list[DtypeCheck], Verdict | None, DeviceFacts | None]:
     """One check per dtype; or, where the kernel does not build, what that means."""
     workers.start()  # before the compiler, whose time the imports then share
-    progress.stage("build", workers.kernel.spec)
-    built = compiled(workers.kernel, device, timeout_s=workers.policy.budgets.build_s)
+    (member,) = workers.members
+    progress.stage("build", member.kernel.spec)
+    built = compiled(member.kernel, device, timeout_s=workers.policy.budgets.build_s)
     if isinstance(built, Fault):
         return [], judge(_evidence(faults=[built]), workers.policy), None
-    workers.built = built
+    member.built = built
     checks: list[DtypeCheck] = []
     for dtype in dtypes:
-        progress.stage("check", f"{workers.kernel.manifest.op} in {dtype}, against float64")
+        progress.stage("check", f"{member.op} in {dtype}, against float64")
         with workers.fresh("open_op", clean=True, dtype=dtype) as clean:
             checks.append(_DtypeRun(workers, clean, dtype, captured).check())
             name, memory = clean.facts["device"], clean.facts["memory"]
@@ -211,7 +212,7 @@ class _DtypeRun:
         ask, require = self._workers.ask, self._workers.require
         remarks = ask(worker, "run_ops", stage=STAGE, inputs=self._calls, outputs=self._outputs)["remarks"]
         rows = require(self._clean, "compare_ops", outputs=self._outputs, ratio=self._ratio)["checks"]
-        is_lossy = self._workers.kernel.manifest.lossy_in(self._dtype) is not None
+        is_lossy = self._workers.members[0].kernel.manifest.lossy_in(self._dtype) is not None
         inputs = op_checks(rows, remarks, is_lossy=is_lossy)
         mutants = require(self._clean, "mutants", ratio=self._ratio)["mutants"]
         self._found |= {"inputs": inputs, "mutants": [MutantCheck.model_validate(row) for row in mutants]}
@@ -222,7 +223,7 @@ class _DtypeRun:
         for name, code in _TORCH_CODES.items():
             if (text := getattr(said, name)) is not None:
                 yield Fault(code=code, message=f"torch's opcheck: {text}", stage=STAGE)
-        if self._workers.kernel.manifest.backward is not None:
+        if self._workers.members[0].kernel.manifest.backward is not None:
             ask(worker, "op_gradients", stage=STAGE, inputs=self._calls, path=self._gradients)
             row = require(self._clean, "compare_op_gradients", path=self._gradients, ratio=self._ratio)
             self._found["gradients"] = TrainingCheck.model_validate(row)

@@ -8,7 +8,7 @@ import json
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +37,13 @@ class Crew(Workers):
     exam: Exam
     compiles: bool = True
     """Whether a stage that compiles may come."""
-    fit: list[str] = field(default_factory=list)
-    """Sites that compute the op, as the survey found, whether or not the candidate takes them."""
     _weights: str | None = None
     """Checksum of the model, as the first process built it."""
 
     @property
-    def op(self) -> str:
-        """Name of the op that the kernel replaces."""
-        return self.kernel.manifest.op
+    def ops(self) -> list[str]:
+        """Names of the ops that the kernels replace."""
+        return [member.op for member in self.members]
 
     def warm(self) -> None:
         """Let the zygotes warm the compiler for the workers that compile, beside those that only examine."""
@@ -82,7 +80,7 @@ class Crew(Workers):
         return worker
 
     def candidate_worker(self, fqns: list[str], *, stage: Stage, begun: Worker | None = None) -> Worker:
-        """A fresh process, or the one begun for it, with the candidate bound at those sites, ready for arms.
+        """A fresh process, or the one begun for it, ready for arms, with the kernels bound that stand at those sites.
 
         Raises:
             CandidateFault: the candidate could not be loaded.
@@ -94,7 +92,7 @@ class Crew(Workers):
 
     def make_arena(self, worker: Worker, *, stage: Stage = Stage.CHECK) -> None:
         """Make the place where arms live; known sites come from the survey."""
-        self.require(worker, "arena", stage=stage, fqns=self.fit)
+        self.require(worker, "arena", stage=stage, fqns=[member.fit for member in self.members])
 
     def has_compiled(self, arms: Sequence[str]) -> bool:
         """Whether an earlier run's clean processes compiled these arms; what the cache has lost since costs time."""
@@ -107,7 +105,7 @@ class Crew(Workers):
 
     def _compiled(self, arms: Sequence[str]) -> Path:
         opening = {name: value for name, value in self._opening(True).items() if name != "exam"}
-        asked = [opening, self.op, self.device, sorted(arms), packages()]
+        asked = [opening, self.ops, self.device, sorted(arms), packages()]
         return self._caches(clean=True) / f"{hashlib.sha256(json.dumps(asked).encode()).hexdigest()}.done"
 
     def hand_over_compiled(self, *, is_earlier: bool = False) -> None:

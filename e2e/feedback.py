@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 from e2e import stats
@@ -103,11 +104,14 @@ def _gains(row: Against | None) -> bool:
     return row is not None and row.speedup.lower_bound > 1
 
 
-def claim(kernel: Kernel, evidence: Evidence, verdict: Verdict) -> ClaimRecord | None:
+def claim(kernels: Sequence[Kernel], evidence: Evidence, verdict: Verdict) -> ClaimRecord | None:
     """What the author says beside what op and workload show, against the opponent the author names.
 
-    None when nobody claims anything and nothing was measured.
+    None when nobody claims anything and nothing was measured; and of several kernels, whose claims are each for one.
     """
+    if len(kernels) > 1:
+        return None
+    (kernel,) = kernels
     claimed = kernel.manifest.claim
     against = claimed.against if claimed else "eager"
     row = _against(verdict, "as_shipped" if against == "eager" else "best_pytorch")

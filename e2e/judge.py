@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from e2e.rules import advice, conditions, correctness, engagement, limits, lossy, memory, pins, speed
 from e2e.schema.evidence import Evidence
 from e2e.schema.policy import Policy
-from e2e.schema.verdict import Latency, MemoryVerdict, Reason, Verdict
+from e2e.schema.verdict import Ablated, Against, Latency, MemoryVerdict, Reason, Verdict
 from e2e.schema.words import EXIT_CODES, Label, Outcome, ReasonCode, ReasonKind, kind_of
 from e2e.weighing import Case, weigh
 
@@ -77,13 +77,16 @@ def judge(evidence: Evidence, policy: Policy) -> Verdict:
         reasons = [_incomplete(evidence), *reasons]
     headline = _headline(reasons)
     outcome = _outcome_of(headline)
+    latency = _latency(case, reasons, outcome)
     return Verdict(
         outcome=outcome,
         label=_LABELS.get(headline) if headline else None,
         reasons=reasons,
-        latency=_latency(case, reasons, outcome),
+        latency=latency,
         memory=_memory(case, reasons, outcome),
         numerics=correctness.numerics_of(case),
+        ablation=_ablation(case, reasons, outcome, latency.against),
+        interaction=case.interaction if outcome not in _NO_CLAIM and not _is_tainted(reasons) else None,
     )
 
 
@@ -176,11 +179,8 @@ def _latency(case: Case, reasons: Sequence[Reason], outcome: Outcome | None) -> 
     """Under another objective: what it would be if latency were asked for."""
     if case.policy.objective != "latency":
         return judge(case.evidence, case.policy.model_copy(update={"objective": "latency"})).latency
-    codes = {reason.code for reason in reasons}
     is_claimed = outcome not in _NO_CLAIM
-    rows = case.against if is_claimed else []
-    if codes & _TAINTS:
-        rows = [row.model_copy(update={"outcome": Outcome.INCONCLUSIVE}) for row in rows]
+    rows = _believed(case.against, reasons) if is_claimed else []
     return Latency(
         outcome=outcome if is_claimed and (case.is_timed or case.has_no_headroom) else None,
         against=rows,
@@ -193,11 +193,36 @@ def _latency(case: Case, reasons: Sequence[Reason], outcome: Outcome | None) -> 
     )
 
 
+def _is_tainted(reasons: Sequence[Reason]) -> bool:
+    """Whether a flag is among them under which no interval means anything."""
+    return any(reason.code in _TAINTS for reason in reasons)
+
+
+def _believed(rows: Sequence[Against], reasons: Sequence[Reason]) -> list[Against]:
+    """The rows as they are, or as what nobody can rely on."""
+    doubt = {"outcome": Outcome.INCONCLUSIVE} if _is_tainted(reasons) else {}
+    return [row.model_copy(update=doubt) for row in rows]
+
+
+def _ablation(
+    case: Case, reasons: Sequence[Reason], outcome: Outcome | None, together: Sequence[Against]
+) -> list[Ablated]:
+    """Nothing for a single kernel; beside a failure only which of several fail."""
+    kernels, tried = case.evidence.kernels, case.evidence.subsets
+    if tried:
+        found = [Ablated(kernels=subset.kernels, code=subset.code) for subset in tried]
+        return [*found, Ablated(kernels=kernels, code=_headline(reasons))]
+    if not any(case.alone.values()) or outcome in _NO_CLAIM:
+        return []
+    alone = [Ablated(kernels=[kernel], against=_believed(rows, reasons)) for kernel, rows in case.alone.items()]
+    return [*alone, Ablated(kernels=kernels, against=list(together))]
+
+
 def _memory(case: Case, reasons: Sequence[Reason], outcome: Outcome | None) -> MemoryVerdict:
     """Its outcome is the figures' own, whatever the step's time says."""
     seen = memory.memory_of(case)
     if outcome in _NO_CLAIM:
         return seen.model_copy(update={"outcome": None})
-    if seen.outcome is not None and {reason.code for reason in reasons} & _TAINTS:
+    if seen.outcome is not None and _is_tainted(reasons):
         return seen.model_copy(update={"outcome": Outcome.INCONCLUSIVE})
     return seen

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+from e2e.attempts import ops_of
 from e2e.errors import StoredRunError, UsageError
 from e2e.schema.record import Record
 from e2e.schema.result import CellResult, Result
@@ -80,7 +81,7 @@ def _rows(result: Result, folder: str) -> list[Row]:
 
 
 def _row(result: Result, cell: CellResult | None, folder: str) -> Row:
-    kernel = result.kernels[0] if result.kernels else None
+    kernels = result.kernels
     against = _deciding(result, cell)
     device = cell.evidence.device if cell else None
     return Row(
@@ -89,9 +90,9 @@ def _row(result: Result, cell: CellResult | None, folder: str) -> Row:
         created=result.created,
         workload=result.workload.name if result.workload else None,
         cell=cell.cell.title if cell else None,
-        op=kernel.manifest.op if kernel else None,
-        kernel=kernel.spec if kernel else None,
-        sha256=kernel.sha256 if kernel else None,
+        op=ops_of(result) if kernels else None,
+        kernel=" + ".join(kernel.spec for kernel in kernels) if kernels else None,
+        sha256=kernels[0].sha256 if len(kernels) == 1 else None,
         headline=headline(result),
         outcome=cell.verdict.outcome if cell else None,
         label=cell.verdict.label if cell else None,

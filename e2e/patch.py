@@ -10,7 +10,7 @@ import copy
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -55,6 +55,21 @@ def sites_in(copied: nn.Module, sites: list[Site]) -> list[Site]:
     return [replace(site, module=copied.get_submodule(site.fqn)) for site in sites]
 
 
+Occurrence = tuple[Op, list[Site]]
+"""An op, and the sites that compute it."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A kernel, and the sites of its op at which it stands."""
+
+    op: Op
+    sites: Sequence[Site]
+    call: Callable[..., Any]
+    constraints: Sequence[str] = ()
+    """What a call must fulfil; the site's own code has the others."""
+
+
 class Patch:
     """Sites of one module tree whose `forward` is replaced; `undo` restores `vars()` of every owner."""
 
@@ -81,6 +96,25 @@ class Patch:
         for site in self._sites:
             del site.module.forward
         self._sites = []
+
+
+def everywhere(function: Callable[..., Any] | None) -> Callable[[Site], Callable[..., Any] | None]:
+    """That function for any site."""
+    return lambda site: function
+
+
+def disjoint(occurrences: Sequence[Occurrence]) -> Iterator[Occurrence]:
+    """Where two ops have one site, it is the first one's."""
+    taken: set[str] = set()
+    for op, sites in occurrences:
+        yield op, [site for site in sites if site.fqn not in taken]
+        taken |= {site.fqn for site in sites}
+
+
+def put_references(model: nn.Module, occurrences: Sequence[Occurrence]) -> None:
+    """The references of ops at their sites in that model."""
+    for op, sites in disjoint(occurrences):
+        Patch(op, sites_in(model, sites), everywhere(op.reference))
 
 
 def split(op: Op, args: tuple[Any, ...]) -> OpCall:

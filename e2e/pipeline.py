@@ -8,7 +8,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from e2e.judge import judge
 from e2e.measure.devices import Device, cuda_devices, find_device, reserved
 from e2e.measure.machine import Watch, thread_count
 from e2e.measure.schedule import SeedSource
-from e2e.preflight import check_fit, check_model, check_places, check_repeat, check_task
+from e2e.preflight import check_fit, check_model, check_places, check_repeat, check_task, check_together
 from e2e.protocols import BuildTarget, Built, Progress
 from e2e.reading import read_kernel
 from e2e.request import Loaded, Request, policy_of
@@ -45,7 +45,7 @@ from e2e.stages.planted import planted
 from e2e.stages.screen import screen
 from e2e.stages.verdict import time_verdict
 from e2e.sweep import is_final
-from e2e.workers import CandidateFault
+from e2e.workers import CandidateFault, Member
 
 STAGES = ((Stage.CHECK, check), (Stage.SCREEN, screen), (Stage.VERDICT, time_verdict))
 RESERVE_RATIO = 0.08
@@ -104,21 +104,21 @@ def load(request: Request) -> Loaded:
     """Read and cross-check everything before the device is touched."""
     check_places(request.workload, request.kernels)
     workload = load_workload(request.workload, request.overrides)
-    if len(request.kernels) != 1:
-        raise UsageError("give exactly one --kernel; several together come with a later version")
-    kernel = read_kernel(request.kernels[0], op=request.op)
+    kernels = tuple(read_kernel(spec, op=request.op) for spec in request.kernels)
+    check_together(kernels, op=request.op)
     check_task(workload)
-    check_fit(workload, kernel)
+    for kernel in kernels:
+        check_fit(workload, kernel)
     if request.repeat is not None:
-        check_repeat(request.repeat, workload, kernel)
+        check_repeat(request.repeat, workload, kernels)
     policy, policy_overrides = policy_of(request, workload)
     check_model(workload)
     if workload.workload.step == "train" and request.until.rank > Stage.CHECK.rank:
         raise UsageError("a training workload is checked, not yet timed: add --until check")
-    device = _device(request, kernel)
+    device = _device(request, kernels)
     seed = secrets.randbelow(SEED_SPACE) if request.seed is None else request.seed
-    adopted = tuple(_adopted(policy, workload, kernel, device))
-    return Loaded(request, workload, policy, kernel, device, seed, adopted, policy_overrides)
+    adopted = tuple(_adopted(policy, workload, kernels, device))
+    return Loaded(request, workload, policy, kernels, device, seed, adopted, policy_overrides)
 
 
 def load_without_kernel(request: Request, *, policy: str, command: str) -> Loaded:
@@ -138,18 +138,19 @@ def load_without_kernel(request: Request, *, policy: str, command: str) -> Loade
     kernel = planted(registry.names("ops")[0], REFERENCE).kernel
     device = find_device(request.device, kernel_device=None)
     seed = secrets.randbelow(SEED_SPACE) if request.seed is None else request.seed
-    return Loaded(request, workload, rules, kernel, device, seed)
+    return Loaded(request, workload, rules, (kernel,), device, seed)
 
 
-def _device(request: Request, kernel: Kernel) -> Device:
-    """Where to run; for a CUDA kernel that is only built, and does not have to see its device, nowhere."""
-    only_built = request.until is Stage.BUILD and request.device == "auto" and kernel.manifest.device == "cuda"
+def _device(request: Request, kernels: Sequence[Kernel]) -> Device:
+    """Where to run; for CUDA kernels that are only built, and do not have to see their device, nowhere."""
+    asked = next((kernel.manifest.device for kernel in kernels if kernel.manifest.device is not None), None)
+    only_built = request.until is Stage.BUILD and request.device == "auto" and asked == "cuda"
     if only_built and not cuda_devices():
         return Device("cuda")
-    return find_device(request.device, kernel_device=kernel.manifest.device)
+    return find_device(request.device, kernel_device=asked)
 
 
-def _adopted(policy: Policy, workload: LoadedWorkload, kernel: Kernel, device: Device) -> Iterator[Kernel]:
+def _adopted(policy: Policy, workload: LoadedWorkload, kernels: Sequence[Kernel], device: Device) -> Iterator[Kernel]:
     """Opponents that are kernels; each must fit the workload as the candidate does.
 
     Raises:
@@ -157,9 +158,12 @@ def _adopted(policy: Policy, workload: LoadedWorkload, kernel: Kernel, device: D
     """
     for opponent in filter(is_adopted, policy.opponents):
         with _said_of_opponent(policy, opponent):
-            found = read_kernel(opponent.removeprefix(ADOPTED), op=kernel.manifest.op)
+            ops = list(dict.fromkeys(kernel.manifest.op for kernel in kernels))
+            found = read_kernel(opponent.removeprefix(ADOPTED), op=ops[0] if len(ops) == 1 else None)
             check_fit(workload, found)
-            if "patch" in (kernel.manifest.kind, found.manifest.kind):
+            if found.manifest.op not in ops:
+                raise UsageError(f"it is for {found.manifest.op}, and this run for {', '.join(ops)}")
+            if "patch" in (kernels[0].manifest.kind, found.manifest.kind):
                 raise UsageError("a patch is compared with PyTorch only, not with kernels adopted earlier")
             if found.manifest.device not in (None, device.name.partition(":")[0]):
                 raise UsageError(f"it runs on {found.manifest.device}, and this run on {device.name}")
@@ -239,10 +243,14 @@ def collect(loaded: Loaded, cell: Cell, run: store.Run, progress: Progress) -> E
 
 def _build(course: Course, loaded: Loaded, run: store.Run) -> None:
     with course.spending("build"):
-        built = build(loaded, loaded.kernel, "kernel", run, course.progress)
-        if isinstance(built, Fault):
-            course.fail(built)
-            return
+        for number, member in enumerate(course.crew.members):
+            folder = "kernel" if len(course.crew.members) == 1 else f"kernel/{number + 1}"
+            built = build(loaded, member.kernel, folder, run, course.progress)
+            if isinstance(built, Fault):
+                course.fail(built)
+                return
+            member.built = built
+            course.learn(builds=[*course.evidence.builds, _build_record(built)])
         for number, kernel in enumerate(loaded.adopted):
             name = f"{ADOPTED}{kernel.spec}"
             with _said_of_opponent(course.policy, name):
@@ -250,8 +258,6 @@ def _build(course: Course, loaded: Loaded, run: store.Run) -> None:
                 if isinstance(opponent, Fault):
                     raise UsageError(f"it does not build: {opponent.message}")
             course.crew.adopted[name] = opponent
-    course.crew.built = built
-    course.learn(builds=[_build_record(built)])
     course.finish(Stage.BUILD)
 
 
@@ -303,7 +309,7 @@ def course_of(
         exam=exam,
         policy=loaded.policy,
         scratch=scratch,
-        kernel=loaded.kernel,
+        members=[Member(kernel) for kernel in loaded.kernels],
         compiles=loaded.request.until.rank > Stage.CHECK.rank,
     )
     budget = loaded.policy.budgets.cell_s
@@ -318,6 +324,7 @@ def course_of(
             stage_asked=loaded.request.until,
             stage_finished=None,
             exam=ExamRecord(seed=exam.seed, run=exam.run),
+            kernels=[kernel.spec for kernel in loaded.kernels] if len(loaded.kernels) > 1 else [],
         ),
         traces=loaded.request.traces and loaded.policy.traces,
         rng=random.Random(loaded.seed),
@@ -338,7 +345,7 @@ def exam_of(loaded: Loaded, cell: Cell) -> Exam:
         workload.task_sha256,
         str(workload.path.parent),
         cell.model_dump(mode="json"),
-        loaded.kernel.manifest.op,
+        [kernel.manifest.op for kernel in loaded.kernels],
         loaded.device.name,
         loaded.device.arch,
         thread_count(),

@@ -63,7 +63,30 @@ def check_fit(workload: LoadedWorkload, kernel: Kernel) -> None:
         )
 
 
-def check_repeat(repeat: Repeat, workload: LoadedWorkload, kernel: Kernel) -> None:
+def check_together(kernels: Sequence[Kernel], *, op: str | None) -> None:
+    """Whether several kernels can be meant together, as far as their files say.
+
+    Raises:
+        UsageError: they cannot; says which two, and why.
+    """
+    if not kernels:
+        raise UsageError("give at least one --kernel")
+    if len(kernels) > 1 and op is not None:
+        raise UsageError(f"--op {printable(op)} names the op of one kernel; of several each file names its own")
+    seen: dict[tuple[str, str], Kernel] = {}
+    for kernel in kernels:
+        first = seen.setdefault((kernel.sha256, kernel.manifest.op), kernel)
+        if first is not kernel:
+            raise UsageError(f"{first.spec} and {kernel.spec} are the same kernel: give it once")
+        if kernel.manifest.kind == "patch" and len(kernels) > 1:
+            raise UsageError(f"{kernel.spec} is a patch, which goes everywhere: validate it without other kernels")
+    placed = {kernel.manifest.device: kernel for kernel in kernels if kernel.manifest.device is not None}
+    if len(placed) > 1:
+        (one, first), (other, second) = placed.items()
+        raise UsageError(f"{first.spec} runs on {one} and {second.spec} on {other}: no step can use both")
+
+
+def check_repeat(repeat: Repeat, workload: LoadedWorkload, kernels: Sequence[Kernel]) -> None:
     """A repeat answers the question that the first run left open, so it must be the same question.
 
     Raises:
@@ -78,8 +101,9 @@ def check_repeat(repeat: Repeat, workload: LoadedWorkload, kernel: Kernel) -> No
         raise UsageError(f"--workers {repeat.workers}: {bounds}")
     then: str | None = run.environment.get("workload_sha256")
     stored: list[tuple[str, str | None, str | None]] = [(f"workload {workload.path.name}", then, workload.sha256)]
-    stored += [(f"kernel {kernel.spec}", before.sha256, kernel.sha256) for before in run.kernels]
-    stored += [(f"op {kernel.manifest.op}", before.op_sha256, kernel.op_sha256) for before in run.kernels]
+    for earlier, kernel in zip(run.kernels, kernels, strict=True):
+        stored.append((f"kernel {kernel.spec}", earlier.sha256, kernel.sha256))
+        stored.append((f"op {kernel.manifest.op}", earlier.op_sha256, kernel.op_sha256))
     for what, before, now in stored:
         if before != now:
             hashes = f"sha256 {str(before)[:12]} then, {str(now)[:12]} now"

@@ -51,7 +51,8 @@ class Loaded:
     request: Request
     workload: LoadedWorkload
     policy: Policy
-    kernel: Kernel
+    kernels: tuple[Kernel, ...]
+    """What is validated; several stand in the model together."""
     device: Device
     seed: int
     adopted: tuple[Kernel, ...] = ()

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from e2e.errors import CandidateError
-from e2e.patch import Patch, copy_sharing_weights, over, sites_in
-from e2e.protocols import Op, Site
+from e2e.patch import Patch, Standing, copy_sharing_weights, everywhere, over, sites_in
+from e2e.protocols import Site
 
 Space = type | types.ModuleType
 """Where names live that all models of a process share: a class, or a file of code."""
@@ -63,19 +63,24 @@ class Replica:
 
 def placed(
     model: nn.Module,
-    op: Op,
-    sites: Sequence[Site],
-    kernel: Callable[..., Any],
+    kernels: Sequence[Standing],
     around: Around | None = None,
     *,
     copied: Callable[[nn.Module], nn.Module] = copy_sharing_weights,
 ) -> nn.Module:
-    """A module tree of its own with the kernel: standing at its sites, or, of a patch, as the patch left it."""
-    if isinstance(kernel, Replica):
-        return kernel.into(sites, around, copied=copied)
+    """A module tree of its own with the kernels: standing at their sites, or, of a patch, as the patch left it."""
+    for kernel in kernels:
+        if isinstance(kernel.call, Replica):  # alone: a patch goes everywhere
+            return kernel.call.into(kernel.sites, around, copied=copied)
     tree = copied(model)
-    Patch(op, sites_in(tree, list(sites)), lambda site: around(site, kernel) if around is not None else kernel)
+    for kernel in kernels:
+        stands = everywhere(kernel.call) if around is None else _inside(around, kernel.call)
+        Patch(kernel.op, sites_in(tree, list(kernel.sites)), stands)
     return tree
+
+
+def _inside(around: Around, function: Callable[..., Any]) -> Callable[[Site], Callable[..., Any]]:
+    return lambda site: around(site, function)
 
 
 def replica_of(entry: Callable[..., Any], model: nn.Module, step: Step | None = None) -> Replica:

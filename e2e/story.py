@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from e2e import wording
+from e2e.attempts import ops_of
 from e2e.errors import INTERNAL_FAULT, INTERRUPTED, EnvironmentFault, UsageError
-from e2e.schema.kernel import PATCH
+from e2e.schema.kernel import PATCH, Kernel
 from e2e.schema.result import Attempts, CellResult, Result
 from e2e.schema.verdict import Reason
 from e2e.schema.words import Outcome, ReasonCode, Stage
@@ -25,7 +26,7 @@ from e2e.story_details import (
     win_section,
 )
 from e2e.story_facts import package
-from e2e.story_sections import Section, cells_section, detail_sections, first_sections, next_section
+from e2e.story_sections import Section, cells_section, detail_sections, first_sections, kernels_section, next_section
 from e2e.wording import LABELS, clean, count, outcome_word, percent, span
 
 Tone = Literal["good", "bad", "open"]
@@ -132,25 +133,32 @@ def _place(result: Result, deciding: CellResult) -> str:
 def _sentence(result: Result, deciding: CellResult | None) -> str | None:
     if not result.kernels or result.workload is None:
         return None
-    kernel = result.kernels[0]
-    is_patch = kernel.manifest.kind == "patch"
-    what = f"the patch {kernel.spec.removeprefix(PATCH)}" if is_patch else f"{kernel.manifest.op} by {kernel.spec}"
+    what = " and ".join(map(_named, result.kernels))
+    one = len(result.kernels) == 1
     where = f"{_place(result, deciding)} of {result.workload.name}" if deciding else result.workload.name
     asked = deciding.evidence.stage_asked if deciding else Stage.VERDICT
     if asked is Stage.BUILD:
-        return clean(f"{what} builds.")
+        return clean(f"{what} {'builds' if one else 'build'}.")
     if asked is Stage.CHECK or result.policy is None:
-        return clean(f"{what} builds and gives right outputs in {where}.")
+        passes = "builds and gives" if one else "build and give together"
+        return clean(f"{what} {passes} right outputs in {where}.")
     opponent, margin = wording.opponent(result.policy.decides), percent(result.policy.margin)
+    makes = "makes" if one else "together make"
     many = len(result.cells) > 1
     if many:
         where = f"{_CLAIMS[result.policy.wins]} of {where}"
     if result.policy.objective == "memory":
         rules = result.policy.memory
         saving = f"need at least {percent(rules.margin)} less memory than {opponent}"
-        return clean(f"{what} makes {where} {saving}, and no more than {percent(rules.noninferiority)} slower.")
+        return clean(f"{what} {makes} {where} {saving}, and no more than {percent(rules.noninferiority)} slower.")
     none_loses = f", and none more than {margin} slower" if many else ""
-    return clean(f"{what} makes {where} at least {margin} faster than {opponent}{none_loses}.")
+    return clean(f"{what} {makes} {where} at least {margin} faster than {opponent}{none_loses}.")
+
+
+def _named(kernel: Kernel) -> str:
+    if kernel.manifest.kind == "patch":
+        return f"the patch {kernel.spec.removeprefix(PATCH)}"
+    return f"{kernel.manifest.op} by {kernel.spec}"
 
 
 def _marks(result: Result) -> tuple[str, ...]:
@@ -197,7 +205,7 @@ def _plain(value: object) -> str:
 
 
 def _attempt(result: Result, attempts: Attempts) -> str:
-    op = result.kernels[0].manifest.op if result.kernels else "this op"
+    op = ops_of(result) if result.kernels else "this op"
     where = result.workload.name if result.workload else "this workload"
     return clean(f"Attempt {attempts.number} of {op} on {where}; of these {attempts.confirmed} CONFIRMED.")
 
@@ -236,7 +244,7 @@ def _sections(result: Result, deciding: CellResult | None, *, is_full: bool) -> 
             own += [win_section(result, cell, prefix), *attribution_sections(cell, prefix)]
             own += block_sections(cell, result.policy, prefix)
         own += [evidence]
-        own += [next_section(result)] if cell is deciding else []
+        own += [kernels_section(result), next_section(result)] if cell is deciding else []
         own += detail_sections(cell, prefix)
         own += _evidence_in_full(cell, prefix) if is_full else []
         sections += own if cell is deciding else [replace(section, cell=cell.cell.title) for section in own]

@@ -27,15 +27,18 @@ _IN_THE_STEP = "what the op costs in the step and not alone (caches, neighbours,
 
 def win_section(result: Result, cell: CellResult, prefix: str) -> Section:
     """The author's ratio, the op's alone, and the step's: where a win goes."""
-    alone, against = cell.evidence.isolated, cell.verdict.latency.against
+    against = cell.verdict.latency.against
     claimed = result.claim.claimed if result.claim else None
     found: list[tuple[str, str, float | None]] = []
     if claimed is not None:
         found.append(("its author's claim", claimed.against, claimed.speedup))
-    if alone is not None and alone.candidate_s > 0:
-        found.append(("the op alone", "the model's own module", alone.eager_s / alone.candidate_s))
+    for alone in (cell.evidence.isolated, *cell.evidence.isolated_others):
+        if alone is None or alone.candidate_s <= 0:
+            continue
+        what = "the op alone" if alone.kernel is None else f"{clean(alone.kernel, _LABEL)}, its op alone"
+        found.append((what, "the model's own module", alone.eager_s / alone.candidate_s))
         if alone.alternative is not None and alone.alternative_s is not None:
-            found.append(("the op alone", alone.alternative, alone.alternative_s / alone.candidate_s))
+            found.append((what, alone.alternative, alone.alternative_s / alone.candidate_s))
     shipped_first = sorted(against, key=lambda row: row.opponent != "as_shipped")
     found += [("the whole step", arm(row.arm), row.speedup.point_estimate) for row in shipped_first]
     known = [value for *_, value in found if value]
@@ -193,7 +196,8 @@ def _error_marks(check: OpCheck) -> Iterator[Mark]:
 
 def mutants_section(cell: CellResult, prefix: str) -> Section:
     """Wrong kernels made on purpose, put through the same check."""
-    rows = tuple((clean(m.name, _LABEL), "caught" if m.caught else "NOT CAUGHT") for m in cell.evidence.mutants)
+    named = [(f"{m.name} (for {m.kernel})" if m.kernel else m.name, m.caught) for m in cell.evidence.mutants]
+    rows = tuple((clean(name, _LABEL), "caught" if caught else "NOT CAUGHT") for name, caught in named)
     return Section(f"{prefix}Wrong kernels made on purpose", Table(("kernel", ""), rows), is_folded=True)
 
 

@@ -120,6 +120,31 @@ def first_sections(result: Result, cell: CellResult, prefix: str, *, is_deciding
     return [Section(f"{prefix}{title}", speed, lines=lines), Section(f"{prefix}Evidence", facts=facts)]
 
 
+def kernels_section(result: Result) -> Section:
+    """Of several kernels each alone and all together, and what that says of them; or which of them fail."""
+    decides = result.policy.decides if result.policy else "best_pytorch"
+    untimed = "passes" if any(item.code for item in result.ablation) else "not timed"
+    rows = []
+    for item in result.ablation:
+        row = next((row for row in item.against if row.opponent == decides), None)
+        said = outcome_word(row.outcome) if row else item.code or untimed
+        against = (estimate(row.speedup), arm(row.arm)) if row else (ABSENT, "")
+        rows.append((clean(" + ".join(item.kernels), 80), *against, said))
+    header = ("kernels", "step ratio", "against", "outcome")
+    return Section("Each kernel, and all together", Table(header, tuple(rows)), lines=_interaction(result.interaction))
+
+
+def _interaction(seen: Estimate | None) -> tuple[str, ...]:
+    if seen is None:
+        return ()
+    reading = f"{estimate(seen)} of it"
+    if seen.upper_bound < 1:
+        return (f"together they win less than the product of what each wins alone ({reading}): they share a cost",)
+    if seen.lower_bound > 1:
+        return (f"together they win more than the product of what each wins alone ({reading})",)
+    return (f"together they win what each wins alone, multiplied, as far as this run can tell ({reading})",)
+
+
 def detail_sections(cell: CellResult, prefix: str) -> list[Section]:
     """Every arm tried, and where the step's time goes."""
     return [
@@ -136,15 +161,17 @@ def _speed(evidence: Evidence, latency: Latency, policy: Policy | None) -> Table
     rows: list[tuple[str, ...]] = []
     marks: list[Mark | None] = []
     main: Mark | None = None
-    alone = evidence.isolated
-    if alone is not None:
+    for alone in (evidence.isolated, *evidence.isolated_others):
+        if alone is None:
+            continue
         opponents = [("own module", alone.eager_s)]
         if alone.alternative is not None and alone.alternative_s is not None:
             opponents.append((clean(alone.alternative, 40), alone.alternative_s))
+        whose = f", {clean(alone.kernel, 40)}" if alone.kernel is not None else ""
         for name, seconds in opponents:
             times = (duration(seconds, digits=3), duration(alone.candidate_s, digits=3))
             quotient = _quotient(seconds, alone.candidate_s)
-            rows.append((f"op alone: {name}", *times, ratio(quotient), ""))
+            rows.append((f"op alone: {name}{whose}", *times, ratio(quotient), ""))
             marks.append(Mark("dot", quotient, "control") if quotient else None)
     titles = {"best_pytorch": "step: best PyTorch,", "as_shipped": "step:"}
     deciding = policy.decides if policy and policy.objective == "latency" and len(latency.against) > 1 else None
@@ -212,7 +239,7 @@ _ROLES = list(Role)
 
 def _arms(evidence: Evidence) -> Table:
     rows, marks = [], []
-    who = {Role.BASELINE: "PyTorch: ", Role.CANDIDATE: "candidate: "}
+    who = {Role.BASELINE: "PyTorch: ", Role.CANDIDATE: "candidate: ", Role.PART: "candidate: "}
     for record in sorted(evidence.arms, key=_arm_order):
         chosen = {evidence.baseline: "strongest", evidence.candidate: "best"}.get(record.name)
         status = chosen or ("" if record.status == "ok" else record.status.replace("_", " "))

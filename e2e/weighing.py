@@ -6,12 +6,12 @@ What was not observed (None) counts neither against a kernel nor for it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from statistics import median
 
 from e2e import stats
-from e2e.arm_names import AS_SHIPPED, is_adopted
+from e2e.arm_names import AS_SHIPPED, ArmName, is_adopted, places_of
 from e2e.schema.evidence import ArmRecord, Evidence, Segment
 from e2e.schema.policy import Opponent, Policy
 from e2e.schema.verdict import Against, Estimate
@@ -38,6 +38,10 @@ class Case:
     """The deciding speed-up counted in clock cycles instead of seconds; None where clocks were not seen."""
     carry_over: Estimate | None = None
     """How much more the candidate gains from the first half of a block to the second than its opponent does."""
+    alone: Mapping[str, list[Against]] = field(default_factory=dict)
+    """Of several kernels each without the others, by its spec."""
+    interaction: Estimate | None = None
+    """What several kernels win together over the product of what each wins alone; against the opponent that decides."""
 
     @property
     def bar(self) -> float:
@@ -124,21 +128,23 @@ def weigh(evidence: Evidence, policy: Policy) -> Case:
     """
     timed = _of_verdict(evidence)
     sham = _speedup(_blocks(timed, policy, arm=_sham_arm(evidence), other=evidence.baseline), policy)
-    arms = {opponent: opponent_arm(evidence, opponent) for opponent in policy.opponents}
-    by_arm = {arm: _blocks(timed, policy, arm=evidence.candidate, other=arm) for arm in set(arms.values())}
-    workers = {opponent: by_arm[arm] for opponent, arm in arms.items()}
-    rows = [_against(evidence, policy, opponent=o, workers=workers[o], sham=sham) for o in policy.opponents]
-    deciding = arms[policy.decides]
+    deciding = opponent_arm(evidence, policy.decides)
+    workers = _blocks(timed, policy, arm=evidence.candidate, other=deciding)
+    parts = _parts(evidence)
     return Case(
         evidence=evidence,
         policy=policy,
-        against=[row for row in rows if row is not None],
+        against=_against(evidence, policy, timed, mine=evidence.candidate, sham=sham),
         cycles=_in_cycles(timed, policy, arm=evidence.candidate, other=deciding),
         carry_over=_carry_over(timed, policy, arm=evidence.candidate, other=deciding),
+        alone={kernel: _against(evidence, policy, timed, mine=arm, sham=sham) for kernel, arm in parts.items()},
+        interaction=_interaction(
+            workers, [_blocks(timed, policy, arm=arm, other=deciding) for arm in parts.values()], policy
+        ),
         sham=sham,
-        ceiling=ceiling_of(evidence, arms[policy.decides], level=policy.ceiling_level),
-        blocks=sum(map(len, workers[policy.decides].values())),
-        workers=len(workers[policy.decides]),
+        ceiling=ceiling_of(evidence, deciding, level=policy.ceiling_level),
+        blocks=sum(map(len, workers.values())),
+        workers=len(workers),
     )
 
 
@@ -263,28 +269,57 @@ CARRY_OVER_LEVEL = 0.99
 
 
 def _against(
-    evidence: Evidence, policy: Policy, *, opponent: Opponent, workers: _Workers, sham: Estimate | None
-) -> Against | None:
-    arm, candidate = opponent_arm(evidence, opponent), evidence.candidate
-    speedup = _speedup(workers, policy)
-    if speedup is None or arm is None or candidate is None:
+    evidence: Evidence, policy: Policy, timed: Sequence[Segment], *, mine: str | None, sham: Estimate | None
+) -> list[Against]:
+    """An arm with kernels against every opponent that enough workers timed beside it."""
+    rows = []
+    for opponent in policy.opponents:
+        arm = opponent_arm(evidence, opponent)
+        workers = _blocks(timed, policy, arm=mine, other=arm)
+        speedup = _speedup(workers, policy)
+        if speedup is None or arm is None or mine is None:
+            continue
+        segments = [segment for segment in timed if segment.worker in workers]
+        arm_step_s, candidate_step_s = (stats.step_seconds(segments, name) for name in (arm, mine))
+        if arm_step_s is None or candidate_step_s is None:
+            continue
+        is_apart = apart(evidence, policy, arm, speedup) is not None
+        ruled = interval_rule(speedup, sham, policy, bar=1 + policy.margin)
+        rows.append(
+            Against(
+                opponent=opponent,
+                arm=arm,
+                arm_step_s=arm_step_s,
+                candidate_step_s=candidate_step_s,
+                speedup=speedup,
+                outcome=Outcome.INCONCLUSIVE if is_apart else ruled,
+            )
+        )
+    return rows
+
+
+def _parts(evidence: Evidence) -> dict[str, str]:
+    """Arms with one of several kernels each, by its spec; nothing unless every kernel has one."""
+    found: dict[str, str] = {}
+    for arm in evidence.arms:
+        if arm.role is Role.PART and arm.status == "ok" and arm.name not in evidence.recompiles:
+            places = places_of(ArmName.parse(arm.name)) or []
+            found |= {evidence.kernels[place]: arm.name for place in places if len(places) == 1}
+    return found if len(found) == len(evidence.kernels) else {}
+
+
+def _interaction(together: _Workers, alone: Sequence[_Workers], policy: Policy) -> Estimate | None:
+    """What all kernels win over the product of what each wins alone, worker by worker."""
+    if not alone:
         return None
-    segments = [segment for segment in _of_verdict(evidence) if segment.worker in workers]
-    arm_step_s, candidate_step_s = (stats.step_seconds(segments, name) for name in (arm, candidate))
-    if arm_step_s is None or candidate_step_s is None:
+    same = [worker for worker in together if all(worker in own for own in alone)]
+    gaps = [
+        stats.worker_estimate(together[worker]) - sum(stats.worker_estimate(own[worker]) for own in alone)
+        for worker in same
+    ]
+    if len(gaps) < policy.looks[0]:
         return None
-    return Against(
-        opponent=opponent,
-        arm=arm,
-        arm_step_s=arm_step_s,
-        candidate_step_s=candidate_step_s,
-        speedup=speedup,
-        outcome=(
-            Outcome.INCONCLUSIVE
-            if apart(evidence, policy, arm, speedup) is not None
-            else interval_rule(speedup, sham, policy, bar=1 + policy.margin)
-        ),
-    )
+    return stats.as_estimate(stats.t_interval(gaps, policy.level), level=policy.level, look=len(gaps))
 
 
 def interval_rule(speedup: Estimate, sham: Estimate | None, policy: Policy, *, bar: Ratio) -> Outcome:

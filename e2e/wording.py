@@ -122,6 +122,8 @@ def arm(name: str) -> str:
     except ValueError:
         return clean(name, 60)
     words = _MODES[parsed.mode]
+    if parsed.role is Role.PART:
+        return f"kernel {clean(str(parsed.alternative), 40)} without the others ({words})"
     if parsed.alternative:
         words += f" with {clean(parsed.alternative, 40)}"
     if parsed.role is Role.SHAM:

@@ -10,7 +10,8 @@ import os
 import resource
 import socket
 import traceback
-from dataclasses import replace
+from collections import ChainMap
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,29 @@ def _code(error: BaseException) -> str | None:
     return None
 
 
+@dataclass
+class Part:
+    """One op of the run, and in a candidate's process the kernel for it."""
+
+    op: Any
+    sites: list[Any]
+    examiner: Any = None
+    """Of a clean worker: an Examiner, or for the op alone an OpExaminer."""
+    bound: Any = None
+    """None until `bind`, and where a run of several leaves this one out."""
+    manifest: Any = None
+    patched: list[Any] = field(default_factory=list)
+    adopted: dict[str, Any] = field(default_factory=dict)
+    """Kernels for the same op that the candidate must beat."""
+
+    @property
+    def standing(self) -> Any:
+        """The kernel where it stands."""
+        from e2e.patch import Standing
+
+        return Standing(self.op, self.patched, self.bound.call, self.manifest.constraints)
+
+
 class Handlers:
     """One method per request; the state of one worker."""
 
@@ -75,8 +99,8 @@ class Handlers:
         self._channel = channel
         self._clean = clean
         self._staged: tuple[str, list[Any], int] | None = None
-        self.examiner: Any = None
-        """Of a clean worker: an Examiner, or for the op alone an OpExaminer."""
+        self.parts: list[Part] = []
+        """In the order of the run's kernels; requests number them from 0."""
         self.asked = ""
         """Number of the request being answered."""
 
@@ -86,8 +110,7 @@ class Handlers:
         workload: dict[str, Any],
         task_sha256: str | None,
         cell: dict[str, Any],
-        op: str,
-        op_sha256: str | None,
+        ops: list[tuple[str, str | None]],
         root: str,
         device: str,
         seed: int,
@@ -96,11 +119,12 @@ class Handlers:
         exam_threads: int,
         extra_bytes: int | None,
     ) -> dict[str, Any]:
-        """Build the session and find the op's sites."""
+        """Build the session and find the sites of every op; `ops`: names, and hashes of files from outside."""
         import torch
         import torch._inductor.config
 
         from e2e import registry
+        from e2e.arm_names import alternatives_of
         from e2e.patch import sites_of
         from e2e.schema.workload import Cell, Workload
 
@@ -116,26 +140,27 @@ class Handlers:
         self.session = task.open(loaded, Cell.model_validate(cell), root=Path(root), device=device, seed=self.exam_seed)
         self.session.prepare(self.exam_seed)
         self.dtype = self.session.cell.dtype
-        self.op = registry.load_op(op, op_sha256)
         self.globs = loaded.sites
-        self.sites = sites_of(self.op, self.session.model, self.globs)
+        for name, sha256 in ops:
+            op = registry.load_op(name, sha256)
+            self.parts.append(Part(op, sites_of(op, self.session.model, self.globs)))
         if extra_bytes is not None:
             limit_address_space(extra_bytes)
         facts, weights = _device_facts(device), _weights(self.session.model)
-        asked = [exam["identity"], self.exam_seed, op, op_sha256, weights, facts["device"], exam_threads]
+        asked = [exam["identity"], self.exam_seed, ops, weights, facts["device"], exam_threads]
         self._answers_kept = (exam["folder"], asked)
         return {
             "facts": self.session.facts.model_dump(),
             "answer": self.session.answer.model_dump(),
-            "sites": len(self.sites),
             "weights": weights,
             **facts,
-            "alternatives": list(self.op.alternatives),
+            "alternatives": alternatives_of([part.op.alternatives for part in self.parts]),
+            "alternatives_of": [list(part.op.alternatives) for part in self.parts],
             "versions": _versions(),
         }
 
     def do_open_op(
-        self, *, op: str, op_sha256: str | None, dtype: str, device: str, seed: int, extra_bytes: int | None
+        self, *, ops: list[tuple[str, str | None]], dtype: str, device: str, seed: int, extra_bytes: int | None
     ) -> dict[str, Any]:
         """Load the op alone, without a model."""
         import torch
@@ -146,7 +171,7 @@ class Handlers:
         torch.set_num_threads(thread_count())
         if device != "cpu":
             _wake_cuda(device)
-        self.op, self.sites = registry.load_op(op, op_sha256), []
+        self.parts = [Part(registry.load_op(name, sha256), []) for name, sha256 in ops]
         self.dtype, self.device, self.seed = dtype, device, seed
         if extra_bytes is not None:
             limit_address_space(extra_bytes)
@@ -154,76 +179,94 @@ class Handlers:
 
     # clean side
 
-    def do_survey(self, *, path: str, budget_bytes: int, named: list[str] | None) -> dict[str, Any]:
+    def do_survey(self, *, part: int, path: str, budget_bytes: int, named: list[str] | None) -> dict[str, Any]:
         """Captures and conformance; see Examiner.survey. `named`: the sites of a patch, which changed them."""
         from e2e.numerics.examine import Examiner
 
-        sites = [site for site in self.sites if named is None or site.fqn in named]
-        self.examiner = examiner = Examiner(self.session, self.op, sites)
+        own = self.parts[part]
+        sites = [site for site in own.sites if named is None or site.fqn in named]
+        own.examiner = examiner = Examiner(self.session, own.op, sites)
+        examiner.together = [other.examiner for other in self.parts if other.examiner is not None]
         return examiner.survey(seed=self.seed, path=Path(path), budget_bytes=budget_bytes, is_named=named is not None)
+
+    def do_shadowed(self, *, fqns: list[list[str]]) -> dict[str, Any]:
+        """See together.shadowed; `fqns`: where each part's kernel is to stand."""
+        from e2e.numerics.together import shadowed
+
+        standing = [
+            (part.op, [site for site in part.sites if site.fqn in own])
+            for part, own in zip(self.parts, fqns, strict=True)
+        ]
+        return {"shadowed": shadowed(self.session, standing, seed=self.seed)}
 
     def do_draw(self, *, path: str, captured: str | None) -> dict[str, Any]:
         """See OpExaminer.draw; where a file of captured inputs is given, OpExaminer.take."""
         from e2e.numerics.op_level import OpExaminer
 
-        self.examiner = examiner = OpExaminer(self.op, self.device)
+        own = self.parts[0]
+        own.examiner = examiner = OpExaminer(own.op, self.device)
         if captured is not None:
             return examiner.take(Path(captured), seed=self.seed, path=Path(path))
         return examiner.draw(dtype=self.dtype, seed=self.seed, path=Path(path))
 
     def do_compare_op_gradients(self, *, path: str, ratio: float) -> dict[str, Any]:
         """See OpExaminer.compare_gradients."""
-        found: dict[str, Any] = self.examiner.compare_gradients(path=Path(path), seed=self.seed, ratio=ratio)
+        found: dict[str, Any] = self.parts[0].examiner.compare_gradients(path=Path(path), seed=self.seed, ratio=ratio)
         return found
 
     def do_reference_logits(self, *, tokens: int) -> dict[str, Any]:
         """See Examiner.reference_logits."""
         kept = self._kept()
-        found = self.examiner.reference_logits(tokens=tokens, seed=self.exam_seed, kept=kept)
+        found = self._model.reference_logits(tokens=tokens, seed=self.exam_seed, kept=kept)
         return {**found, **kept.report}
 
     def do_reference_step(self) -> dict[str, Any]:
         """See Examiner.reference_step."""
         kept = self._kept()
-        self.examiner.reference_step(seed=self.exam_seed, kept=kept)
+        self._model.reference_step(seed=self.exam_seed, kept=kept)
         return dict(kept.report)
+
+    @property
+    def _model(self) -> Any:
+        """The examiner that was made last: of the model as a whole, with the references of all ops."""
+        return self.parts[-1].examiner
 
     def _kept(self) -> Any:
         """Where answers to the exam are kept, by all that they depend on beyond the questions themselves."""
         from e2e.numerics.kept import Kept, surroundings
 
         folder, identity = self._answers_kept
-        return Kept(Path(folder) if folder else None, [*identity, *surroundings(self.session.model, self.examiner.fit)])
+        fit = [site for _, sites in self._model.occurrences for site in sites]
+        return Kept(Path(folder) if folder else None, [*identity, *surroundings(self.session.model, fit)])
 
-    def do_mutants(self, *, ratio: float) -> dict[str, Any]:
+    def do_mutants(self, *, ratio: float, part: int = 0) -> dict[str, Any]:
         """See Examiner.mutants."""
-        return {"mutants": self.examiner.mutants(ratio=ratio)}
+        return {"mutants": self.parts[part].examiner.mutants(ratio=ratio)}
 
-    def do_compare_ops(self, *, outputs: str, ratio: float) -> dict[str, Any]:
+    def do_compare_ops(self, *, outputs: str, ratio: float, part: int = 0) -> dict[str, Any]:
         """See Examiner.compare_ops."""
-        return {"checks": self.examiner.compare_ops(outputs=Path(outputs), ratio=ratio)}
+        return {"checks": self.parts[part].examiner.compare_ops(outputs=Path(outputs), ratio=ratio)}
 
     def do_compare_logits(self, *, path: str, ratio: float, is_lossy: bool) -> dict[str, Any]:
         """See Examiner.compare_logits."""
-        found: dict[str, Any] = self.examiner.compare_logits(path=Path(path), ratio=ratio, is_lossy=is_lossy)
+        found: dict[str, Any] = self._model.compare_logits(path=Path(path), ratio=ratio, is_lossy=is_lossy)
         return found
 
     def do_gross_errors(self, *, fqns: list[str]) -> dict[str, Any]:
         """See Examiner.gross_errors."""
-        return {"rows": self.examiner.gross_errors(fqns=fqns)}
+        return {"rows": self._model.gross_errors(fqns=fqns)}
 
     def do_compare_step(self, *, path: str, rough: float) -> dict[str, Any]:
         """See Examiner.compare_step."""
-        found: dict[str, Any] = self.examiner.compare_step(path=Path(path), rough=rough)
+        found: dict[str, Any] = self._model.compare_step(path=Path(path), rough=rough)
         return found
 
     def do_compare_gradients(self, *, baseline: str, candidate: str, ratio: float) -> dict[str, Any]:
         """Gradients of two training steps against a reference one precision higher."""
         from e2e.numerics.training import compare
 
-        return compare(
-            self.session, self.op, self.examiner.fit, Path(baseline), Path(candidate), ratio=ratio, seed=self.seed
-        )
+        occurrences = self._model.occurrences
+        return compare(self.session, occurrences, Path(baseline), Path(candidate), ratio=ratio, seed=self.seed)
 
     # profile: one clean process, one op after the other
 
@@ -232,25 +275,26 @@ class Handlers:
         from e2e import registry
         from e2e.patch import sites_of
 
-        self.op = registry.load_op(op, op_sha256)
-        self.sites = sites_of(self.op, self.session.model, self.globs)
-        return {"sites": len(self.sites), "alternatives": list(self.op.alternatives)}
+        found = registry.load_op(op, op_sha256)
+        self.parts = [Part(found, sites_of(found, self.session.model, self.globs))]
+        return {"sites": len(self.parts[0].sites), "alternatives": list(found.alternatives)}
 
     def do_forms(self, *, most: int) -> dict[str, Any]:
         """See Examiner.forms."""
-        found: dict[str, Any] = self.examiner.forms(most=most)
+        found: dict[str, Any] = self._model.forms(most=most)
         return found
 
     def do_save_captured(self, *, path: str, op: str, budget_bytes: int) -> dict[str, Any]:
         """See Examiner.save_captured."""
-        found: dict[str, Any] = self.examiner.save_captured(path=Path(path), op=op, budget_bytes=budget_bytes)
+        found: dict[str, Any] = self._model.save_captured(path=Path(path), op=op, budget_bytes=budget_bytes)
         return found
 
     def do_stopwatch(self) -> dict[str, Any]:
         """See stopwatch.seconds_in."""
         from e2e.numerics.stopwatch import seconds_in
 
-        return seconds_in(self.session, self.op, self.examiner.fit, seed=self.seed)
+        own = self.parts[0]
+        return seconds_in(self.session, own.op, own.examiner.fit, seed=self.seed)
 
     def do_retarget(self, *, fqns: list[str]) -> None:
         """Arms of the op in hand; memory of the last one's is free again."""
@@ -260,8 +304,8 @@ class Handlers:
 
         gc.enable()  # `settle` froze what is dropped now
         gc.unfreeze()
-        fit = set(fqns)
-        self.arena.turn_to(self.op, [site for site in self.sites if site.fqn in fit])
+        own, fit = self.parts[0], set(fqns)
+        self.arena.turn_to(own.op, [site for site in own.sites if site.fqn in fit])
         gc.collect()
         if self.device != "cpu":
             torch.cuda.empty_cache()
@@ -281,12 +325,14 @@ class Handlers:
         from e2e.protocols import Built
         from e2e.scout import replica_of
 
-        entry = bound_to(Built.model_validate(built), self.op, self.dtype).call
+        entry = bound_to(Built.model_validate(built), self.parts[0].op, self.dtype).call
         replica = replica_of(entry, self.session.model, lambda model: step_outputs(self.session, model, self.seed))
         return {"fqns": list(replica.fqns)}
 
-    def do_bind(self, *, built: dict[str, Any], fqns: list[str], adopted: dict[str, Any]) -> dict[str, Any]:
-        """Load the candidate, and kernels adopted earlier that it must beat. A clean worker refuses."""
+    def do_bind(
+        self, *, built: dict[str, Any], fqns: list[str], adopted: dict[str, Any], part: int = 0
+    ) -> dict[str, Any]:
+        """Load a kernel, and kernels adopted earlier that the candidate must beat. A clean worker refuses."""
         from e2e.arms import bound_to
         from e2e.errors import CandidateError
         from e2e.ops._sites import InModules
@@ -295,34 +341,39 @@ class Handlers:
 
         if self._clean:
             raise E2EError("a clean worker never loads a candidate")
-        record = Built.model_validate(built)
-        self.manifest = record.kernel.manifest
-        self.bound = bound_to(record, self.op, self.dtype)
-        if self.manifest.kind == "patch":
-            self.bound = replace(self.bound, call=replica_of(self.bound.call, self.session.model))
-        self.kernel, self.sha256 = self.bound.call, self.bound.sha256
-        if isinstance(self.op, InModules) and self.bound.writes - {0}:
-            weight = self.op.tensor_names[max(self.bound.writes)]
+        record, own = Built.model_validate(built), self.parts[part]
+        own.manifest = record.kernel.manifest
+        own.bound = bound_to(record, own.op, self.dtype)
+        if own.manifest.kind == "patch":
+            own.bound = replace(own.bound, call=replica_of(own.bound.call, self.session.model))
+        if isinstance(own.op, InModules) and own.bound.writes - {0}:
+            weight = own.op.tensor_names[max(own.bound.writes)]
             message = f"{record.kernel.shown}: mutates: {weight!r} is the model's own parameter, which later steps need"
             raise CandidateError(message, code="bind_failed")
-        self.adopted = {
-            name: bound_to(Built.model_validate(fields), self.op, self.dtype) for name, fields in adopted.items()
+        own.adopted = {
+            name: bound_to(Built.model_validate(fields), own.op, self.dtype) for name, fields in adopted.items()
         }
         wanted = set(fqns)
-        self.patched = [site for site in self.sites if site.fqn in wanted]
+        own.patched = [site for site in own.sites if site.fqn in wanted]
         return {}
 
-    def do_run_ops(self, *, inputs: str, outputs: str) -> dict[str, Any]:
+    @property
+    def _standing(self) -> list[Any]:
+        """Every kernel that this process holds, where it stands."""
+        return [part.standing for part in self.parts if part.bound is not None]
+
+    def do_run_ops(self, *, inputs: str, outputs: str, part: int = 0) -> dict[str, Any]:
         """See exercise.run_calls."""
         from e2e.numerics.exercise import run_calls
 
+        own = self.parts[part]
         remarks = run_calls(
-            self.op,
-            self.kernel,
+            own.op,
+            own.bound.call,
             inputs=Path(inputs),
             outputs=Path(outputs),
-            constraints=self.manifest.constraints,
-            writes=self.bound.writes,
+            constraints=own.manifest.constraints,
+            writes=own.bound.writes,
             device=self.device,
         )
         return {"remarks": remarks}
@@ -332,8 +383,9 @@ class Handlers:
         from e2e.binding import sparing
         from e2e.numerics.op_level import torch_problems
 
-        kernel = sparing(self.kernel, self.bound.writes)
-        return torch_problems(self.op, kernel, inputs=Path(inputs), sha256=self.sha256, device=self.device)
+        own = self.parts[0]
+        kernel = sparing(own.bound.call, own.bound.writes)
+        return torch_problems(own.op, kernel, inputs=Path(inputs), sha256=own.bound.sha256, device=self.device)
 
     def do_op_gradients(self, *, inputs: str, path: str) -> None:
         """See op_level.save_gradients."""
@@ -341,60 +393,50 @@ class Handlers:
         from e2e.builders._calls import BORROWED
         from e2e.numerics.op_level import save_gradients
 
-        function = trainable(self.op, self.kernel, borrowed=self.manifest.backward == BORROWED)
-        save_gradients(self.op, function, inputs=Path(inputs), path=Path(path), seed=self.seed, device=self.device)
+        own = self.parts[0]
+        function = trainable(own.op, own.bound.call, borrowed=own.manifest.backward == BORROWED)
+        save_gradients(own.op, function, inputs=Path(inputs), path=Path(path), seed=self.seed, device=self.device)
 
     def do_engage(self) -> dict[str, Any]:
         """See exercise.engage."""
         from e2e.numerics.exercise import engage
 
-        return engage(self.session, self.op, self.patched, self.kernel, seed=self.seed)
+        return engage(self.session, self._standing, seed=self.seed)
 
     def do_logits(self, *, tokens: int, path: str) -> dict[str, Any]:
         """See exercise.model_logits."""
         from e2e.numerics.exercise import model_logits
 
-        calls = model_logits(
-            self.session,
-            self.op,
-            self.patched,
-            self.kernel,
-            calls=self.session.exam(tokens, self.exam_seed),
-            path=Path(path),
-            constraints=self.manifest.constraints,
-        )
-        return {"calls": calls}
+        calls = self.session.exam(tokens, self.exam_seed)
+        return {"calls": model_logits(self.session, self._standing, calls=calls, path=Path(path))}
 
     def do_gradients(self, *, path: str, candidate: bool) -> dict[str, Any]:
         """See exercise.gradients."""
         from e2e.binding import sparing
         from e2e.builders._calls import BORROWED
-        from e2e.numerics.exercise import gradients
+        from e2e.numerics.exercise import gradients, in_training
 
-        kernel = sparing(self.kernel, self.bound.writes) if candidate else None
-        native = candidate and self.manifest.brings_gradients
-        return gradients(
-            self.session,
-            self.op,
-            self.patched if candidate else [],
-            kernel,
-            native=native,
-            seed=self.seed,
-            borrowed=candidate and self.manifest.backward == BORROWED,
-            path=Path(path),
-        )
+        kernels = []
+        for part in self.parts if candidate else []:
+            if part.bound is not None:
+                kernel = replace(part.standing, call=sparing(part.bound.call, part.bound.writes))
+                manifest = part.manifest
+                native, borrowed = manifest.brings_gradients, manifest.backward == BORROWED
+                kernels.append(in_training(kernel, native=native, borrowed=borrowed))
+        return gradients(self.session, kernels, seed=self.seed, path=Path(path))
 
-    def do_isolated(self, *, inputs: str, seconds: float, alternative: str | None) -> dict[str, Any]:
+    def do_isolated(self, *, inputs: str, seconds: float, alternative: str | None, part: int = 0) -> dict[str, Any]:
         """The op alone: the model's own module, the best alternative, the candidate."""
         from e2e.numerics.exercise import isolated, plumbing
 
-        site = self.patched[0]
-        functions: dict[str, Any] = {"eager": self.op.own(site), "candidate": self.kernel}
+        own = self.parts[part]
+        op, site, kernel = own.op, own.patched[0], own.bound.call
+        functions: dict[str, Any] = {"eager": op.own(site), "candidate": kernel}
         if alternative is not None:
-            functions["alternative"] = self.op.alternatives[alternative]
+            functions["alternative"] = op.alternatives[alternative]
         return {
-            "seconds": isolated(self.op, functions, inputs=Path(inputs), device=self.device, seconds=seconds),
-            "plumbing_s": plumbing(self.op, site, self.kernel, inputs=Path(inputs), device=self.device),
+            "seconds": isolated(op, functions, inputs=Path(inputs), device=self.device, seconds=seconds),
+            "plumbing_s": plumbing(op, site, kernel, inputs=Path(inputs), device=self.device),
         }
 
     def do_generation(self, *, arm: str, seeds: list[int]) -> dict[str, Any]:
@@ -404,25 +446,27 @@ class Handlers:
 
     # arms
 
-    def do_arena(self, *, fqns: list[str]) -> None:
+    def do_arena(self, *, fqns: list[list[str]]) -> None:
         """Make the place where arms live, with all threads; after `bind` when there is a candidate.
 
-        `fqns`: sites that compute the op, whether or not the candidate takes them.
+        `fqns`: of every part the sites that compute the op, whether or not its kernel takes them.
         """
         import torch
 
         from e2e.arms import Arena, Candidate
+        from e2e.arms import Part as ArenaPart
 
         torch.set_num_threads(self.threads)
-        candidate = None
-        adopted = {}
-        fit = set(fqns)
-        usable = [site for site in self.sites if site.fqn in fit]
-        if not self._clean:
-            candidate = Candidate(self.bound, frozenset(site.fqn for site in self.patched))
-            adopted = self.adopted
+        parts = []
+        for part, fit in zip(self.parts, map(set, fqns), strict=True):
+            usable = [site for site in part.sites if site.fqn in fit]
+            own = None
+            if part.bound is not None:
+                own = Candidate(part.bound, frozenset(site.fqn for site in part.patched))
+            same_op = [other.adopted for other in self.parts if other.op.name == part.op.name]
+            parts.append(ArenaPart(part.op, usable, own, dict(ChainMap(*same_op))))
         transfer = "transfer" in self.include and self.device != "cpu"
-        self.arena = Arena(self.session, self.op, usable, candidate, adopted=adopted, transfer=transfer)
+        self.arena = Arena(self.session, parts, transfer=transfer)
 
     def do_prepare(self, *, arm: str, profiled: bool = True) -> dict[str, Any]:
         """See Arena.prepare."""

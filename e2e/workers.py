@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import time
@@ -43,6 +44,24 @@ class CandidateFault(E2EError):
         self.fault = fault
 
 
+@dataclass
+class Member:
+    """One of the kernels that are validated together."""
+
+    kernel: Kernel
+    built: Built | None = None
+    """Set when the compiler is done, which runs beside the zygotes' imports."""
+    fqns: list[str] = field(default_factory=list)
+    """Sites where it stands, as the survey found; no other kernel stands there."""
+    fit: list[str] = field(default_factory=list)
+    """Sites that compute its op, whether or not it takes them; those that another member has are left to that one."""
+
+    @property
+    def op(self) -> str:
+        """Name of the op that the kernel replaces."""
+        return self.kernel.manifest.op
+
+
 @dataclass(kw_only=True)
 class Workers:
     """A clean zygote, a candidate's zygote, and fresh processes of either; ends everything it started.
@@ -54,16 +73,14 @@ class Workers:
     seed: int
     policy: Policy
     scratch: Path
-    kernel: Kernel
-    built: Built | None = None
-    """Set when the compiler is done, which runs beside the zygotes' imports."""
+    members: list[Member]
     adopted: dict[str, Built] = field(default_factory=dict)
     """Kernels adopted earlier, which the policy names as opponents; by their arms' alternative."""
     confined: bool = False
     starts_cold: dict[bool, bool] = field(default_factory=dict)
-    """Whether no earlier run left compiled code in the caches: of clean workers, and of this kernel's."""
+    """Whether no earlier run left compiled code in the caches: of clean workers, and of these kernels'."""
     bind_s: Seconds | None = None
-    """Loading and binding the candidate in the first process that did, by the parent's clock."""
+    """Loading and binding the kernels in the first process that did, by the parent's clock."""
     _zygotes: dict[bool, Zygote] = field(default_factory=dict)
     _numbers: Any = field(default_factory=itertools.count)
 
@@ -102,8 +119,7 @@ class Workers:
         try:
             worker.send(
                 do,
-                op=self.kernel.manifest.op,
-                op_sha256=self.kernel.op_sha256,
+                ops=[(member.op, member.kernel.op_sha256) for member in self.members],
                 device=self.device,
                 seed=self.seed,
                 extra_bytes=self._extra_bytes(clean),
@@ -128,43 +144,64 @@ class Workers:
         return worker
 
     def bind(self, worker: Worker, fqns: list[str], *, stage: Stage) -> None:
-        """Load the candidate into a worker, in the place of what it may hold already.
+        """Load the kernels that stand at any of those sites into a worker, in the place of what it may hold already.
+
+        Kernels adopted earlier go with the first kernel of their op.
 
         Raises:
-            CandidateFault: the candidate could not be loaded.
+            CandidateFault: a kernel could not be loaded.
         """
-        assert self.built is not None
-        adopted = {name: built.model_dump(mode="json") for name, built in self.adopted.items()}
         start = time.monotonic()
-        self.ask(worker, "bind", stage=stage, built=self.built.model_dump(mode="json"), fqns=fqns, adopted=adopted)
+        for part, member in enumerate(self.members):
+            own = [fqn for fqn in fqns if fqn in member.fqns]
+            if member.fqns and not own:
+                continue
+            is_first = member.op not in [other.op for other in self.members[:part]]
+            adopted = {
+                name: built.model_dump(mode="json")
+                for name, built in self.adopted.items()
+                if is_first and built.kernel.manifest.op == member.op
+            }
+            assert member.built is not None
+            built = member.built.model_dump(mode="json")
+            self.ask(worker, "bind", stage=stage, member=member, part=part, built=built, fqns=own, adopted=adopted)
         self.bind_s = time.monotonic() - start if self.bind_s is None else self.bind_s
 
     def ask(
-        self, worker: Worker, do: str, *, stage: Stage, timeout_s: float | None = None, **fields: Any
+        self,
+        worker: Worker,
+        do: str,
+        *,
+        stage: Stage,
+        timeout_s: float | None = None,
+        member: Member | None = None,
+        **fields: Any,
     ) -> dict[str, Any]:
-        """Ask for something that runs the candidate; its faults become reasons.
+        """Ask for something that runs the candidate; its faults become reasons. `member`: of which kernel alone.
 
         Raises:
             CandidateFault: it raised, crashed, hung or exited.
         """
-        self.send(worker, do, stage=stage, **fields)
-        return self.hear(worker, do, stage=stage, timeout_s=timeout_s)
+        self.send(worker, do, stage=stage, member=member, **fields)
+        return self.hear(worker, do, stage=stage, timeout_s=timeout_s, member=member)
 
-    def send(self, worker: Worker, do: str, *, stage: Stage, **fields: Any) -> None:
+    def send(self, worker: Worker, do: str, *, stage: Stage, member: Member | None = None, **fields: Any) -> None:
         """The first half of `ask`: nothing waits for the answer yet."""
         try:
             worker.send(do, **fields)
         except WorkerFault as fault:
-            raise self.blame(fault, stage=stage, worker=worker) from fault
+            raise self.blame(fault, stage=stage, worker=worker, member=member) from fault
 
-    def hear(self, worker: Worker, do: str, *, stage: Stage, timeout_s: float | None = None) -> dict[str, Any]:
+    def hear(
+        self, worker: Worker, do: str, *, stage: Stage, timeout_s: float | None = None, member: Member | None = None
+    ) -> dict[str, Any]:
         """The second half of `ask`."""
         try:
             return worker.answer(do, timeout_s=timeout_s or self.policy.budgets.call_s)
         except WorkerFault as fault:
-            raise self.blame(fault, stage=stage, worker=worker) from fault
+            raise self.blame(fault, stage=stage, worker=worker, member=member) from fault
 
-    def blame(self, fault: WorkerFault, *, stage: Stage, worker: Worker) -> E2EError:
+    def blame(self, fault: WorkerFault, *, stage: Stage, worker: Worker, member: Member | None = None) -> E2EError:
         """The fault as the candidate's; as the machine's, where time ran out and far too many processes want it."""
         if fault.kind == "timed_out" and os.getloadavg()[0] > OVERLOAD * (os.cpu_count() or 1):
             worker.close()
@@ -175,7 +212,7 @@ class Workers:
         code = accusation(fault.reason) or _KINDS[fault.kind]
         said = worker.output(600)
         message = fault.message + (f"; it printed: {said}" if said and fault.kind != "raised" else "")
-        where = Where(file=self.kernel.shown, line=fault.line)
+        where = self._where(member, fault.line)
         worker.close()
         return CandidateFault(Fault(code=code, message=message, stage=stage, where=where))
 
@@ -200,10 +237,14 @@ class Workers:
                 raise self.blame(fault, stage=stage, worker=worker) from fault
             code = accusation(fault.reason)
             if worker.clean and code is not None and code is not ReasonCode.OUT_OF_MEMORY:
-                where = Where(file=self.kernel.shown)
-                found = Fault(code=code, message=fault.message, stage=stage, where=where)
+                found = Fault(code=code, message=fault.message, stage=stage, where=self._where(None))
                 raise CandidateFault(found) from fault
             raise _ours(fault) from fault
+
+    def _where(self, member: Member | None, line: int | None = None) -> Where:
+        """The file to look at; of several kernels no one knows which, until they are tried apart."""
+        known = self.members[0] if len(self.members) == 1 else member
+        return Where(file=known.kernel.shown, line=line) if known is not None else Where()
 
     def remarks(self) -> list[str]:
         """What the report should say about the processes themselves."""
@@ -243,9 +284,14 @@ class Workers:
         }
 
     def _caches(self, *, clean: bool) -> Path:
-        """Of compiled code: a candidate could poison what it can write, so each kernel has its own copy."""
-        owner = f"clean-{self._clean_owner()}" if clean else self.kernel.sha256[:16]
+        """Of compiled code: a candidate could poison what it can write, so each one has its own copy."""
+        owner = f"clean-{self._clean_owner()}" if clean else self._candidate_owner()[:16]
         return cache_folder() / "compiled" / owner
+
+    def _candidate_owner(self) -> str:
+        """Hash of the kernels; of one, its own."""
+        first, *more = [member.kernel.sha256 for member in self.members]
+        return hashlib.sha256("".join([first, *more]).encode()).hexdigest() if more else first
 
     def _clean_owner(self) -> str:
         """Whose clean workers' compiled code it is."""

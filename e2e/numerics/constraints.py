@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from e2e.errors import UsageError
 from e2e.schema.constraint import holds
 
 
-def declined_by(constraints: list[str], dims: dict[str, int | str]) -> str | None:
+def declined_by(constraints: Sequence[str], dims: dict[str, int | str]) -> str | None:
     """The first declared constraint that excludes a call of these dimensions."""
     for text in constraints:
         try:

@@ -24,7 +24,7 @@ from e2e.numerics.kept import Kept
 from e2e.numerics.lossy import gross_errors, labels_of, surprise
 from e2e.numerics.op_level import OpExaminer
 from e2e.numerics.reference import one_higher
-from e2e.patch import Patch, observed, sites_in
+from e2e.patch import Occurrence, observed, put_references
 from e2e.protocols import Batch, Op, Session, Site
 from e2e.schema.evidence import CAPTURED, NOT_CALLED
 from e2e.schema.words import ReasonCode
@@ -70,6 +70,8 @@ class Examiner(OpExaminer):
         self._sites = sites
         self.fit: list[Site] = []
         """Sites that compute the op, as the survey found."""
+        self.together: list[Examiner] = [self]
+        """Of every kernel's op: the reference has all of them in exact maths."""
         self._forms: list[Any] = []
         """Form of every call of a step at those sites."""
         self._logits: tuple[Tensor, Tensor] | None = None
@@ -210,8 +212,8 @@ class Examiner(OpExaminer):
     def gross_errors(self, *, fqns: list[str]) -> list[dict[str, Any]]:
         """What the model's outputs make of plain mistakes at those sites; see lossy.gross_errors."""
         assert self._logits is not None
-        sites = [site for site in self.fit if site.fqn in fqns]
-        return gross_errors(self._session, self._op, sites, self._exam[0], *self._logits)
+        meant = [(op, [site for site in fit if site.fqn in fqns]) for op, fit in self.occurrences]
+        return gross_errors(self._session, meant, self._exam[0], *self._logits)
 
     def compare_logits(self, *, path: Path, ratio: float, is_lossy: bool = False) -> dict[str, Any]:
         """The candidate's logits against the reference, beside the baseline's own distance.
@@ -300,11 +302,15 @@ class Examiner(OpExaminer):
             raise UsageError(f"the model's own {what} are not finite in {dtype}: nothing can be compared with them")
 
     def _reference_model(self) -> nn.Module:
-        """The model one precision higher, with the op's sites in exact maths (norms often compute in float32)."""
+        """The model one precision higher, with the ops' sites in exact maths (norms often compute in float32)."""
         model = one_higher(self._session.model, self._session.cell.dtype)
-        function: Callable[..., Any] = self._op.reference
-        Patch(self._op, sites_in(model, self.fit), lambda site: function)
+        put_references(model, self.occurrences)
         return model
+
+    @property
+    def occurrences(self) -> list[Occurrence]:
+        """Every kernel's op with its sites."""
+        return [(examiner._op, examiner.fit) for examiner in self.together]
 
 
 def _as_named(row: dict[str, Any], *, is_called: bool) -> dict[str, Any]:

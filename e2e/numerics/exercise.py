@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,12 +22,12 @@ from e2e.numerics.captures import clone_call, load_calls, output_name
 from e2e.numerics.compare import layout_of
 from e2e.numerics.conformance import LOUD
 from e2e.numerics.constraints import declined_by
-from e2e.patch import Patch, copy_sharing_weights, split
+from e2e.patch import Patch, Standing, copy_sharing_weights, split
 from e2e.prepared import Prepared
 from e2e.protocols import Batch, Op, OpCall, Session, Site, TrainingSession, outputs_of, parameters_of
 from e2e.schema.answers import REACHED
 from e2e.schema.evidence import TYPICAL
-from e2e.scout import Around, Replica, placed
+from e2e.scout import Replica, placed
 
 
 def run_calls(
@@ -153,27 +155,32 @@ class Counter:
         return counted
 
 
-def engage(session: Session, op: Op, sites: list[Site], kernel: Callable[..., Any], *, seed: int) -> dict[str, Any]:
-    """One untimed step with counted calls, and one with a watermark: a kernel returning a constant.
+def engage(session: Session, kernels: Sequence[Standing], *, seed: int) -> dict[str, Any]:
+    """One untimed step with counted calls, and one for each kernel with a watermark: one that returns a constant.
 
-    If the watermark does not move the step's outputs, the sites are not on the path that produces them.
+    If the watermark does not move the step's outputs, that kernel's sites are not on the path that produces them.
     """
     counter = Counter()
-    mark: Around = (lambda site, function: _filled(function)) if isinstance(kernel, Replica) else _constant(op)
-    with_kernel, marked = (
-        step_outputs(session, placed(session.model, op, sites, kernel, around), seed)
-        for around in (counter.around, mark)
-    )
-    moved = not torch.equal(_bits(with_kernel[0]), _bits(marked[0]))
+    (with_kernels, *_) = step_outputs(session, placed(session.model, kernels, counter.around), seed)
+    moved = []
+    for kernel in kernels:
+        mark = _filled if isinstance(kernel.call, Replica) else _constant(kernel.op)
+        own = {site.fqn for site in kernel.sites}
+
+        def around(site: Site, function: Callable[..., Any], mark: Any = mark, own: set[str] = own) -> Any:
+            return mark(function) if site.fqn in own else function
+
+        (marked, *_) = step_outputs(session, placed(session.model, kernels, around), seed)
+        moved.append(not torch.equal(_bits(with_kernels), _bits(marked)))
     return {"calls": counter.calls, "watermark_moved": moved}
 
 
-def _constant(op: Op) -> Around:
+def _constant(op: Op) -> Callable[[Any], Callable[..., Any]]:
     def constant(*call: Any) -> Any:
         made = op.allocate(*call)
         return made.fill_(math.pi) if isinstance(made, Tensor) else tuple(item.fill_(math.pi) for item in made)
 
-    return lambda site, kernel: constant
+    return lambda kernel: constant
 
 
 def _filled(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -193,7 +200,7 @@ def step_outputs(session: Session, model: nn.Module, seed: int) -> tuple[Tensor,
         return tuple(tensor.clone() for tensor in session.program(model)(*session.batch(seed)))
 
 
-def guarded(op: Op, site: Site, kernel: Callable[..., Any], constraints: list[str]) -> Callable[..., Any]:
+def guarded(op: Op, site: Site, kernel: Callable[..., Any], constraints: Sequence[str]) -> Callable[..., Any]:
     """The kernel where its declared constraints hold, the site's own forward elsewhere.
 
     Timed arms need no guard: their shapes are the cell's, and a site that has an excluded call is not patched.
@@ -211,52 +218,38 @@ def guarded(op: Op, site: Site, kernel: Callable[..., Any], constraints: list[st
 
 
 def model_logits(
-    session: Session,
-    op: Op,
-    sites: list[Site],
-    kernel: Callable[..., Any],
-    *,
-    calls: Sequence[Batch],
-    path: Path,
-    constraints: list[str],
-) -> int:
-    """The exam's answers with the kernel at its sites, saved for the clean side to judge; calls of the kernel."""
+    session: Session, kernels: Sequence[Standing], *, calls: Sequence[Batch], path: Path
+) -> dict[str, int]:
+    """The exam's answers with the kernels at their sites, saved for the clean side to judge; their calls by site."""
     counter = Counter()
+    at = {site.fqn: kernel for kernel in kernels for site in kernel.sites}
 
     def around(site: Site, function: Callable[..., Any]) -> Callable[..., Any]:
-        return guarded(op, site, counter.around(site, function), constraints)
+        kernel = at[site.fqn]
+        return guarded(kernel.op, site, counter.around(site, function), kernel.constraints)
 
-    model = placed(session.model, op, sites, kernel, around)
+    model = placed(session.model, kernels, around)
     logits = torch.cat([session.answers(model, *inputs) for inputs in calls])
     save_file({"logits": logits.reshape(-1, logits.shape[-1]).contiguous()}, path)
-    return sum(counter.calls.values())
+    return counter.calls
 
 
-def gradients(
-    session: TrainingSession,
-    op: Op,
-    sites: list[Site],
-    kernel: Callable[..., Any] | None,
-    *,
-    borrowed: bool,
-    seed: int,
-    native: bool,
-    path: Path,
-) -> dict[str, Any]:
-    """One training step's loss and gradients, saved by parameter name; `kernel=None` is the baseline.
+def in_training(kernel: Standing, *, native: bool, borrowed: bool) -> Standing:
+    """The kernel as autograd needs it: as it is if it brings its gradients (`native`), or with a backward around it."""
+    if isinstance(kernel.call, Replica):
+        return kernel
+    call = differentiable(kernel.call) if native else trainable(kernel.op, kernel.call, borrowed=borrowed)
+    return replace(kernel, call=call)
+
+
+def gradients(session: TrainingSession, kernels: Sequence[Standing], *, seed: int, path: Path) -> dict[str, Any]:
+    """One training step's loss and gradients, saved by parameter name; without kernels it is the baseline's.
 
     Raises:
         CandidateError: `no_backward`.
     """
-    import copy
-
     counter = Counter()
-    if kernel is None:
-        model = copy.deepcopy(session.model)
-    else:
-        if not isinstance(kernel, Replica):
-            kernel = differentiable(kernel) if native else trainable(op, kernel, borrowed=borrowed)
-        model = placed(session.model, op, sites, kernel, counter.around, copied=copy.deepcopy)
+    model = placed(session.model, kernels, counter.around, copied=copy.deepcopy)
     try:
         loss = session.loss(model, session.batch(seed))
         loss.backward()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from e2e.numerics.compare import distance_of
-from e2e.patch import Patch, copy_sharing_weights, sites_in
+from e2e.patch import Occurrence, Patch, copy_sharing_weights, disjoint, sites_in
 from e2e.protocols import Batch, Op, Session, Site, outputs_of
 
 NORMAL = 1.96
@@ -61,7 +62,7 @@ def _unlikelihood(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def gross_errors(
-    session: Session, op: Op, sites: list[Site], inputs: Batch, reference: Tensor, baseline: Tensor
+    session: Session, occurrences: Sequence[Occurrence], inputs: Batch, reference: Tensor, baseline: Tensor
 ) -> list[dict[str, Any]]:
     """What the model's outputs make of kernels that are plainly wrong at those sites, on one call of the exam.
 
@@ -72,7 +73,8 @@ def gross_errors(
     is_distribution = session.answer.is_distribution
     for name, spoil in _SPOILINGS.items():
         model = copy_sharing_weights(session.model)
-        Patch(op, sites_in(model, sites), lambda site, spoil=spoil: _spoiled(op.own(site), spoil))  # type: ignore[misc]
+        for op, sites in disjoint(occurrences):
+            Patch(op, sites_in(model, sites), partial(_spoiled, op, spoil))
         value = session.answers(model, *inputs)
         value = value.reshape(-1, value.shape[-1])
         count = value.shape[0]
@@ -90,7 +92,9 @@ def gross_errors(
     return rows
 
 
-def _spoiled(own: Callable[..., Any], spoil: Spoiling) -> Callable[..., Any]:
+def _spoiled(op: Op, spoil: Spoiling, site: Site) -> Callable[..., Any]:
+    own = op.own(site)
+
     def function(*call: Any) -> Any:
         made = own(*call)
         outputs = tuple(spoil(item) if item.is_floating_point() else item for item in outputs_of(made))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,17 @@ from torch import Tensor
 from e2e.errors import UsageError
 from e2e.numerics.captures import read_outputs
 from e2e.numerics.compare import error_of, floor_of
-from e2e.patch import Patch, sites_in
-from e2e.protocols import Op, Site
+from e2e.patch import Occurrence, put_references
 from e2e.schema.words import ReasonCode
 
 
 def compare(
-    session: Any, op: Op, sites: list[Site], baseline: Path, candidate: Path, *, ratio: float, seed: int
+    session: Any, occurrences: Sequence[Occurrence], baseline: Path, candidate: Path, *, ratio: float, seed: int
 ) -> dict[str, Any]:
     """The set of parameters with gradients, and the worst parameter's error beside the baseline's own."""
     higher = torch.float64 if session.cell.dtype == "float32" else torch.float32
     model = copy.deepcopy(session.model).to(higher)
-    Patch(op, sites_in(model, sites), lambda site: op.reference)
+    put_references(model, occurrences)
     session.loss(model, session.batch(seed)).backward()
     exact = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     own, theirs = load_file(baseline, device=session.device), read_outputs(candidate, session.device)

@@ -45,7 +45,7 @@ def _annotation(reason: Reason, level: str, title: str, kernel: str | None) -> s
 
 
 def _kernel_file(result: Result) -> str | None:
-    return result.kernels[0].path if result.kernels else None
+    return result.kernels[0].path if len(result.kernels) == 1 else None
 
 
 def _command(level: str, title: str, text: str, *, file: str | None = None, line: int | None = None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
+from e2e.attempts import ops_of
 from e2e.schema.result import CellResult, Result
 from e2e.schema.words import Outcome
 from e2e.story import Story, reason_line, tell
@@ -60,7 +61,7 @@ def _cell(suite: ElementTree.Element, result: Result, cell: CellResult) -> Eleme
 
 
 def _case(suite: ElementTree.Element, result: Result, name: str) -> ElementTree.Element:
-    op = result.kernels[0].manifest.op if result.kernels else "e2e"
+    op = ops_of(result) if result.kernels else "e2e"
     return ElementTree.SubElement(suite, "testcase", classname=clean(op), name=clean(name))
 
 

@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator
 
 from e2e import wording
+from e2e.arm_names import WITH_KERNELS
 from e2e.rules import lossy
-from e2e.rules._words import error_words, some
+from e2e.rules._words import culprits, error_words, some
 from e2e.schema.evidence import EXAMPLE, TYPICAL, Evidence, OpCheck, Where
 from e2e.schema.verdict import NumericsVerdict, Reason
 from e2e.schema.words import Outcome, ReasonCode, ReasonKind, Role, Stage, accusation, kind_of
@@ -24,7 +25,8 @@ def op_is_wrong(case: Case) -> Iterator[Reason]:
         errors = error_words(worst.error_candidate, worst.allowed)
         message = f"{len(same)} of {len(checks)} op checks; worst: {errors}, at {worst.site}, {worst.label}"
         message += f": {worst.message}" if worst.message else ""
-        where = Where(site=worst.site, shape=worst.shape, dtype=worst.dtype)
+        message += culprits(case.evidence)
+        where = Where(file=worst.kernel, site=worst.site, shape=worst.shape, dtype=worst.dtype)
         yield Reason(code=code, message=message, where=where)
 
 
@@ -47,6 +49,7 @@ def model_is_wrong(case: Case) -> Iterator[Reason]:
         message = f"{check.answer.what} over {answers} against {check.reference}: {errors}"
         if check.mutates:
             message += f"; it declares `mutates: [{', '.join(check.mutates)}]`, which the model may need afterwards"
+        message += culprits(case.evidence)
         yield Reason(code=accusation(check.code) or ReasonCode.MODEL_ERROR_EXCEEDED, message=message)
 
 
@@ -59,13 +62,14 @@ def training_is_wrong(case: Case) -> Iterator[Reason]:
     if lost:
         names = f": {some(check.missing)}" if check.missing else ""
         counts = f"{check.with_gradient_candidate} of {check.with_gradient_baseline}"
-        message = f"{counts} parameters keep their gradient{names}"
+        message = f"{counts} parameters keep their gradient{names}{culprits(case.evidence)}"
         where = Where(parameter=check.missing[0] if check.missing else None)
         yield Reason(code=ReasonCode.GRADIENTS_MISSING, message=message, where=where)
     if check.status == "wrong" and not (lost and check.code in (None, ReasonCode.GRADIENTS_MISSING)):
         own = wording.small(check.worst_error_baseline)
         message = f"worst gradient: error {wording.small(check.worst_error_candidate)}, baseline's own {own}"
         message += f", at {check.worst_parameter}" if check.worst_parameter else ""
+        message += culprits(case.evidence)
         code = accusation(check.code) or ReasonCode.GRADIENT_ERROR_EXCEEDED
         yield Reason(code=code, message=message, where=Where(parameter=check.worst_parameter))
 
@@ -79,7 +83,7 @@ def replay_differs(case: Case) -> Iterator[Reason]:
     for line in audit.mismatches:  # `arm: n of m`
         role = _role(case.evidence, line.rsplit(":", 1)[0])
         code = ReasonCode.UNVERIFIED_OUTPUTS
-        if role is Role.CANDIDATE and audit.baseline_repeats is not None:
+        if role in WITH_KERNELS and audit.baseline_repeats is not None:
             code = ReasonCode.STALE_OUTPUT
         elif role in (Role.BASELINE, Role.SHAM) and audit.baseline_repeats:
             code = ReasonCode.CONTAMINATED_BASELINE
@@ -136,22 +140,25 @@ def check_has_no_power(case: Case) -> Iterator[Reason]:
     elif evidence.model_check is not None and evidence.model_check.kernel_calls == 0:
         message = "the kernel's constraints exclude every call of the model-level check, which so says nothing"
         yield Reason(code=ReasonCode.CHECK_NO_POWER, message=message)
-    elif finished is not None and finished.rank >= Stage.CHECK.rank and not _has_passed(evidence):
-        is_alone = any(check.label == EXAMPLE for check in evidence.op_checks)
-        message = (
-            "the kernel declines the op's example"
-            if is_alone
-            else "the kernel passed on no input captured from the model"
-        )
-        yield Reason(code=ReasonCode.CHECK_NO_POWER, message=message)
+    elif finished is not None and finished.rank >= Stage.CHECK.rank:
+        for kernel in evidence.kernels or (None,):
+            if not _has_passed(evidence, kernel):
+                yield Reason(code=ReasonCode.CHECK_NO_POWER, message=_never_passed(evidence, kernel))
 
 
-def _has_passed(evidence: Evidence) -> bool:
+def _never_passed(evidence: Evidence, kernel: str | None) -> str:
+    if any(check.label == EXAMPLE for check in evidence.op_checks):
+        return "the kernel declines the op's example"
+    return f"{kernel or 'the kernel'} passed on no input captured from the model"
+
+
+def _has_passed(evidence: Evidence, kernel: str | None) -> bool:
     """Whether the kernel was right on an input of this model, or has no site that could be asked alone."""
-    sites = [site for site in evidence.engagement.sites if site.status == "patched"] if evidence.engagement else []
+    found = evidence.engagement.sites if evidence.engagement else []
+    sites = [site for site in found if site.status == "patched" and site.kernel == kernel]
     if sites and all(site.unchecked for site in sites):
         return evidence.model_check is not None or evidence.training is not None
-    return bool(_typical(evidence, "passed", "lossy"))
+    return any(check.kernel == kernel for check in _typical(evidence, "passed", "lossy"))
 
 
 def numerics_of(case: Case) -> NumericsVerdict:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from e2e.rules._words import some
-from e2e.schema.evidence import SiteRecord, Where
+from e2e.rules._words import culprits, some
+from e2e.schema.evidence import Engagement, Evidence, SiteRecord, Where, engagement_at
 from e2e.schema.verdict import Reason
 from e2e.schema.words import ReasonCode, ReasonKind, kind_of
 from e2e.weighing import Case, find_arm
@@ -19,15 +19,30 @@ def has_faults(case: Case) -> Iterator[Reason]:
             raise ValueError(f"{code} is a conclusion, and evidence holds none")
         same = [fault for fault in faults if fault.code is code]
         more = f" (and {len(same) - 1} more)" if len(same) > 1 else ""
-        message = f"{same[0].message}{more}, in stage {same[0].stage}"
+        message = f"{same[0].message}{more}, in stage {same[0].stage}{culprits(case.evidence)}"
         yield Reason(code=code, message=message, where=same[0].where)
 
 
 def misses_sites(case: Case) -> Iterator[Reason]:
     """The op has no site here, or the kernel ran at some or none of them."""
-    engagement = case.evidence.engagement
-    if engagement is None:
+    for kernel, engagement in _by_kernel(case.evidence):
+        for reason in _misses(engagement):
+            message = f"{kernel}: {reason.message}" if kernel is not None else reason.message
+            yield reason.model_copy(update={"message": message})
+
+
+def _by_kernel(evidence: Evidence) -> Iterator[tuple[str | None, Engagement]]:
+    """Every kernel's own engagement."""
+    whole = evidence.engagement
+    if whole is None:
         return
+    if not evidence.kernels:
+        yield None, whole
+    for kernel in evidence.kernels:
+        yield kernel, engagement_at([site for site in whole.sites if site.kernel == kernel], proof=whole.proof)
+
+
+def _misses(engagement: Engagement) -> Iterator[Reason]:
     found, patched, called = engagement.sites_found, engagement.sites_patched, engagement.sites_called
     if found == 0:
         message = "0 sites found in this model" + (engagement.proof and f": {engagement.proof}")
@@ -65,5 +80,6 @@ def is_off_path(case: Case) -> Iterator[Reason]:
         message = "no untimed step proved that the kernel runs at its sites"
     elif engagement.watermark_moved is False:
         message = "replacing the kernel's output by a constant did not change the model's output"
+        message += f" ({some(engagement.unmoved)})" if engagement.unmoved else ""
     if message:
         yield Reason(code=ReasonCode.NOT_ON_PATH, message=message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from e2e import wording
+from e2e.rules._words import culprits
 from e2e.schema.evidence import ModelCheck
 from e2e.schema.policy import Numerics
 from e2e.schema.verdict import Reason
@@ -36,7 +37,7 @@ def budget_is_exceeded(case: Case) -> Iterator[Reason]:
     if check is None or check.precision is None or check.status == "wrong" or not check.answer.has_labels:
         return
     if over := over_budget(kl_added(check), check.nll_upper, case.policy.numerics):
-        message = f"declared {check.precision}, over {check.tokens} tokens: {'; '.join(over)}"
+        message = f"declared {check.precision}, over {check.tokens} tokens: {'; '.join(over)}{culprits(case.evidence)}"
         yield Reason(code=ReasonCode.LOSSY_BUDGET_EXCEEDED, message=message)
 
 

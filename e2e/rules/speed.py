@@ -32,9 +32,11 @@ def no_headroom(case: Case) -> Iterator[Reason]:
 
 
 def recompiled(case: Case) -> Iterator[Reason]:
-    """Headroom arms are left out: one that recompiled gives no ceiling, and touches nothing else."""
-    headroom = {arm.name for arm in case.evidence.arms if arm.role is Role.HEADROOM}
-    arms = [name for name in case.evidence.recompiles if name not in headroom]
+    """Headroom arms are left out, and single ones of several kernels: one that recompiled only goes without its own
+    ceiling or row.
+    """
+    beside = {arm.name for arm in case.evidence.arms if arm.role in (Role.HEADROOM, Role.PART)}
+    arms = [name for name in case.evidence.recompiles if name not in beside]
     if arms:
         yield Reason(code=ReasonCode.RECOMPILED, message=f"compiled while timed: {some(arms)}")
 

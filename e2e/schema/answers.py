@@ -58,16 +58,16 @@ class TorchProblems(Answer):
 
 
 class Engaged(Answer):
-    """Counted calls by site, and whether a constant in the kernel's place moved the outputs."""
+    """Counted calls by site, and for every kernel whether a constant in its place moved the outputs."""
 
     calls: dict[str, _Count]
-    watermark_moved: bool
+    watermark_moved: list[bool]
 
 
 class Calls(Answer):
-    """Calls of the kernel."""
+    """Calls of the kernels, by site."""
 
-    calls: _Count
+    calls: dict[str, _Count]
 
 
 class Gradients(Answer):
@@ -86,7 +86,8 @@ class Prepared(Answer):
     graph_breaks: bool
     prepare_s: _Seconds | None
     regions: _Count | None
-    kernel_calls: _Count | None
+    kernel_calls: list[_Count] | None
+    """Of every kernel."""
 
 
 class Warm(Answer):

@@ -61,6 +61,8 @@ class SiteRecord(Record):
     dims: dict[str, int | str] = {}
     calls: int = 0
     """Calls of the kernel in one untimed step."""
+    kernel: str | None = None
+    """Which kernel, by its spec; None where the run has one only."""
 
 
 class Engagement(Record):
@@ -75,11 +77,28 @@ class Engagement(Record):
     """Share of the op's sites that run the kernel."""
     sites: list[SiteRecord]
     watermark_moved: bool | None = None
-    """Whether replacing the kernel's output by a constant moved the model's output."""
+    """Whether replacing the kernel's output by a constant moved the model's output; of several kernels every one's."""
+    unmoved: list[str] = []
+    """Of several kernels those, by their specs, in whose place a constant moved nothing."""
     device_kernels: list[str] = []
     """Device kernels (or operators) present in the candidate's trace and absent from the baseline's."""
     proof: str = ""
     """How engagement was proven, in words."""
+
+
+def engagement_at(sites: list[SiteRecord], *, proof: str = "", moved: bool | None = None) -> Engagement:
+    """What those sites come to."""
+    called = [site for site in sites if site.calls]
+    return Engagement(
+        sites_found=len(sites),
+        sites_patched=sum(site.status == "patched" for site in sites),
+        sites_called=len(called),
+        calls=sum(site.calls for site in sites),
+        coverage=len(called) / len(sites) if sites else None,
+        sites=sites,
+        watermark_moved=moved,
+        proof=proof,
+    )
 
 
 NOT_CALLED = "it is not called in this step"
@@ -111,6 +130,8 @@ class OpCheck(Record):
     message: str = ""
     repeats: bool | None = None
     """Whether two calls gave the same bits."""
+    kernel: str | None = None
+    """As in `SiteRecord`."""
 
 
 class MutantCheck(Record):
@@ -118,6 +139,8 @@ class MutantCheck(Record):
 
     name: str
     caught: bool
+    kernel: str | None = None
+    """For the op of which kernel; as in `SiteRecord`."""
 
 
 class Answer(Record):
@@ -209,9 +232,20 @@ class ModelCheck(Record):
     status: Literal["passed", "wrong"]
     code: ReasonCode | None = None
     kernel_calls: int | None = None
-    """Calls of the kernel in it; 0 when its constraints exclude them all, and then the check says nothing."""
+    """Calls of the kernel in it; 0 when its constraints exclude them all, and then the check says nothing. Of several
+    kernels the fewest of any."""
     mutates: list[str] = []
     """Tensors that the kernel declares to write to."""
+
+
+class SubsetCheck(Record):
+    """Some of the kernels without the others, put through the check that all of them failed together."""
+
+    kernels: list[str]
+    """Their specs."""
+    code: ReasonCode | None
+    """Why they fail as well; None: they pass."""
+    message: str = ""
 
 
 class ExamRecord(Record):
@@ -392,6 +426,8 @@ class Isolated(Record):
     alternative: str | None
     alternative_s: Seconds | None
     candidate_s: Seconds
+    kernel: str | None = None
+    """As in `SiteRecord`."""
     plumbing_s: Seconds | None = None
     """Host time per call that e2e puts between a module and the kernel, in eager inference; none in a CUDA graph."""
 
@@ -477,6 +513,8 @@ class Evidence(Record):
     """Last stage whose work was completed; None when even the build was not."""
     device: DeviceFacts | None = None
     builds: list[BuildRecord] = []
+    kernels: list[str] = []
+    """Specs of the kernels that run together, in their order; empty where there is one only."""
     bind_s: Seconds | None = None
     """Loading and binding what was built, in the first process that did, by the parent's clock."""
     prepare_s: Seconds | None = None
@@ -485,6 +523,8 @@ class Evidence(Record):
     op_checks: list[OpCheck] = []
     mutants: list[MutantCheck] = []
     model_check: ModelCheck | None = None
+    subsets: list[SubsetCheck] = []
+    """Of several kernels that are wrong together: which of them are wrong by themselves."""
     exam: ExamRecord | None = None
     """None in runs of before it was recorded: their exam had the run's own seed."""
     training: TrainingCheck | None = None
@@ -496,6 +536,8 @@ class Evidence(Record):
     adopted: dict[str, str] = {}
     """Fastest arm of every opponent that is a kernel adopted earlier, chosen from pilots; by opponent."""
     isolated: Isolated | None = None
+    isolated_others: list[Isolated] = []
+    """Of several kernels those after the first."""
     generations: list[Generation] = []
     """Of the strongest baseline and of the best candidate arm, where the step generates."""
     segments: list[Segment] = []

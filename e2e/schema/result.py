@@ -13,7 +13,7 @@ from e2e.schema.kernel import Claim, Kernel
 from e2e.schema.policy import Policy
 from e2e.schema.record import Record
 from e2e.schema.selftest import SelftestNote
-from e2e.schema.verdict import Estimate, Latency, MemoryVerdict, NumericsVerdict, Reason, Verdict
+from e2e.schema.verdict import Ablated, Estimate, Latency, MemoryVerdict, NumericsVerdict, Reason, Verdict
 from e2e.schema.words import Label, Outcome, Stage
 from e2e.schema.workload import Cell, Workload
 from e2e.units import Ratio, Seconds
@@ -169,6 +169,10 @@ class Result(Record):
     regions: Regions | None = None
     """Of a sweep; None for a single cell."""
     kernels: list[Kernel]
+    ablation: list[Ablated] = []
+    """Of several kernels: each alone, then all together; or which of them fail."""
+    interaction: Estimate | None = None
+    """Of several kernels: what they win together over the product of what each wins alone."""
     workload: Workload | None
     policy: Policy | None
     overrides: dict[str, Any]

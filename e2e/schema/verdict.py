@@ -49,6 +49,17 @@ class Latency(Record):
     processes: int
 
 
+class Ablated(Record):
+    """Some of several kernels without the others, or all of them."""
+
+    kernels: list[str]
+    """Their specs."""
+    against: list[Against] = []
+    """As for the candidate; empty where the arm was not timed in enough workers."""
+    code: ReasonCode | None = None
+    """Where all of them fail together: why these do; None if they pass."""
+
+
 class MemoryUse(Record):
     """One arm alone in a process: each figure's median over the processes; None where it cannot be seen."""
 
@@ -109,3 +120,8 @@ class Verdict(Record):
     latency: Latency
     memory: MemoryVerdict
     numerics: NumericsVerdict
+    ablation: list[Ablated] = []
+    """Of several kernels: each alone, then all together; or which of them fail."""
+    interaction: Estimate | None = None
+    """Of several kernels: what they win together over the product of what each wins alone, against the opponent that
+    decides."""

@@ -55,6 +55,8 @@ class Role(StrEnum):
 
     BASELINE = "baseline"
     CANDIDATE = "candidate"
+    PART = "part"
+    """Only some of several kernels, the others left out."""
     SHAM = "sham"
     HEADROOM = "headroom"
     PLANTED = "planted"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from e2e.arm_names import AS_SHIPPED, ArmName, is_adopted
+from e2e.arm_names import AS_SHIPPED, WITH_KERNELS, ArmName, is_adopted
 from e2e.crew import MANY_CORES
+from e2e.errors import UsageError
 from e2e.measure.machine import thread_count
 from e2e.numerics.constraints import declined_by
 from e2e.processes import Worker, WorkerFault
@@ -15,7 +16,6 @@ from e2e.schema.evidence import (
     TYPICAL,
     Answer,
     DeviceFacts,
-    Engagement,
     Fault,
     ModelCheck,
     ModelFacts,
@@ -23,12 +23,14 @@ from e2e.schema.evidence import (
     OpCheck,
     SiteRecord,
     TrainingCheck,
+    engagement_at,
 )
-from e2e.schema.precision import Precision
+from e2e.schema.precision import PRECISIONS, Precision
 from e2e.schema.words import Mode, ReasonCode, Role, Stage
 from e2e.stages import earlier
+from e2e.stages.apart import tried_apart
 from e2e.stages.course import Course
-from e2e.workers import CandidateFault
+from e2e.workers import CandidateFault, Member
 
 STAGE = Stage.CHECK
 
@@ -42,11 +44,11 @@ def check(course: Course) -> None:
         course.clean = course.crew.opened(clean)
     know_device(course)
     named = None
-    if course.crew.kernel.manifest.kind == "patch":
+    if any(member.kernel.manifest.kind == "patch" for member in course.crew.members):
         named = scouted(course, begun)
         begun = course.crew.begin(clean=False)
     survey(course, named)
-    if not course.fqns:
+    if not all(member.fqns for member in course.crew.members):
         begun.close()
         course.finish(STAGE)
         return
@@ -57,13 +59,16 @@ def check(course: Course) -> None:
     course.learn(bind_s=course.crew.bind_s)
     try:
         course.progress.stage("check", "the op on the model's own activations, against float64")
-        check_op(course, worker)  # first: a wrong dtype or shape would only raise somewhere in the model
+        with tried_apart(course, check_op, stage=STAGE):
+            check_op(course, worker)  # first: a wrong dtype or shape would only raise somewhere in the model
         check_mutants(course)
         if course.crew.cell.step == "train":
-            _training(course, worker)
+            with tried_apart(course, check_training, stage=STAGE):
+                check_training(course, worker)
         else:
-            engage(course, worker)
-            check_outputs(course, worker)
+            with tried_apart(course, compare_outputs, stage=STAGE):
+                engage(course, worker)
+                check_outputs(course, worker)
     finally:
         worker.close()
     course.finish(STAGE)
@@ -94,56 +99,95 @@ def scouted(course: Course, begun: Worker) -> list[str]:
         CandidateFault: it raised, or what it does cannot be kept to one copy.
     """
     course.progress.stage("check", "what does the patch change?")
-    assert course.crew.built is not None
+    (patch,) = course.crew.members
+    assert patch.built is not None
     with course.crew.opened(begun) as scout:
-        built = course.crew.built.model_dump(mode="json")
+        built = patch.built.model_dump(mode="json")
         fqns: list[str] = course.crew.ask(scout, "scout", stage=STAGE, built=built)["fqns"]
     return fqns
 
 
 def survey(course: Course, named: list[str] | None = None) -> None:
-    """What the model's sites are, which of them mean the op, and which the candidate takes.
+    """What the model's sites are, which of them mean the ops, and which the kernels take.
 
     `named` are those of a patch, which says itself where it goes.
+
+    Raises:
+        UsageError: two kernels want to stand in one place.
     """
+    members = course.crew.members
+    found = [(member, record) for member in members for record in _surveyed(course, member, named)]
+    owner: dict[str, Member] = {}
+    for wanted in ("patched", "declined"):
+        for member, record in found:
+            if record.status == wanted:
+                first = owner.setdefault(record.fqn, member)
+                if wanted == "patched" and first is not member:
+                    raise UsageError(conflict(first, member, record.fqn, "both stand for what happens there"))
+    for member in members:
+        own = [record for owned, record in found if owned is member and owner.get(record.fqn) is member]
+        member.fit = [record.fqn for record in own]
+        member.fqns = [record.fqn for record in own if record.status == "patched"]
+        count = sum(owned is member for owned, _ in found)
+        course.progress.note(f"{count} sites of {member.op}, {len(member.fqns)} take the kernel")
+    course.fqns = [fqn for member in members for fqn in member.fqns]
+    _need_apart(course)
+    # a site of the same op that another kernel takes is none that this one misses
+    ops = {record.fqn: member.op for member, record in found if record.status == "patched"}
+    records = [record for member, record in found if record.status != "declined" or ops.get(record.fqn) != member.op]
+    _know_sites(course, records, proof="" if named != [] else "the patch was run, and changed no module of this model")
+
+
+def _surveyed(course: Course, member: Member, named: list[str] | None) -> list[SiteRecord]:
+    """The sites of one kernel's op."""
     assert course.clean is not None
-    found = course.crew.require(
+    rows = course.crew.require(
         course.clean,
         "survey",
-        path=str(course.path("calls.safetensors")),
+        part=course.crew.members.index(member),
+        path=str(course.calls_path(member)),
         budget_bytes=course.policy.numerics.capture_bytes,
         named=named,
-    )
-    manifest = course.crew.kernel.manifest
+    )["sites"]
     records = []
-    for row in found["sites"]:
+    for row in rows:
         why, status = row["incompatible"], "incompatible"
         if why is None:
-            refused = [text for dims in row["all_dims"] if (text := declined_by(manifest.constraints, dims))]
+            constraints = member.kernel.manifest.constraints
+            refused = [text for dims in row["all_dims"] if (text := declined_by(constraints, dims))]
             why, status = (f"the kernel declares {refused[0]!r}", "declined") if refused else (None, "patched")
         about = {"status": status, "reason": why, "unchecked": row.get("unchecked"), "dims": row["dims"]}
+        about |= {"kernel": course.said(member)}
         records.append(SiteRecord.model_validate({"fqn": row["fqn"], "owner": row["owner"], **about}))
-    course.crew.fit = [record.fqn for record in records if record.status != "incompatible"]
-    course.fqns = [record.fqn for record in records if record.status == "patched"]
-    _know_sites(course, records, proof="" if named != [] else "the patch was run, and changed no module of this model")
-    course.progress.note(f"{len(records)} sites of {course.crew.op}, {len(course.fqns)} take the kernel")
+    return records
+
+
+def _need_apart(course: Course) -> None:
+    """Refuse kernels of which one stands for code that has another one's site in it.
+
+    Raises:
+        UsageError: names both, and the site.
+    """
+    members = course.crew.members
+    if len(members) == 1 or not all(member.fqns for member in members):
+        return
+    assert course.clean is not None
+    reply = course.crew.require(course.clean, "shadowed", fqns=[member.fqns for member in members])
+    for fqn, place in reply["shadowed"]:
+        mine = next(member for member in members if fqn in member.fqns)
+        raise UsageError(conflict(members[place], mine, fqn, "the first stands for code that the second is a part of"))
+
+
+def conflict(first: Member, second: Member, fqn: str, why: str) -> str:
+    """What two kernels that cannot stand in one model are told."""
+    return (
+        f"{first.kernel.spec} and {second.kernel.spec} conflict at {fqn}: {why}; leave one of them out, or keep them "
+        "apart by their `constraints`"
+    )
 
 
 def _know_sites(course: Course, records: list[SiteRecord], *, proof: str, moved: bool | None = None) -> None:
-    called = [record for record in records if record.calls]
-    patched = [record for record in records if record.status == "patched"]
-    course.learn(
-        engagement=Engagement(
-            sites_found=len(records),
-            sites_patched=len(patched),
-            sites_called=len(called),
-            calls=sum(record.calls for record in records),
-            coverage=len(called) / len(records) if records else None,
-            sites=records,
-            watermark_moved=moved,
-            proof=proof,
-        )
-    )
+    course.learn(engagement=engagement_at(records, proof=proof, moved=moved))
 
 
 def begin_pilot(course: Course, names: Sequence[str]) -> None:
@@ -248,9 +292,14 @@ def engage(course: Course, worker: Worker) -> None:
     course.progress.stage("check", "does the kernel run at its sites?")
     reply = course.crew.ask(worker, "engage", stage=STAGE)
     proof = "calls counted in an untimed step"
-    if reply["watermark_moved"]:
+    moved = reply["watermark_moved"]
+    if all(moved):
         proof += "; a constant in its place moved the step's outputs"
-    _know_calls(course, reply["calls"], proof=proof, moved=reply["watermark_moved"])
+    _know_calls(course, reply["calls"], proof=proof, moved=all(moved))
+    specs = [member.kernel.spec for member in course.crew.members]
+    if len(specs) > 1 and course.evidence.engagement is not None:
+        unmoved = [spec for spec, has_moved in zip(specs, moved, strict=True) if not has_moved]
+        course.learn(engagement=course.evidence.engagement.model_copy(update={"unmoved": unmoved}))
 
 
 def _know_calls(course: Course, calls: dict[str, Any], *, proof: str, moved: bool | None = None) -> None:
@@ -263,21 +312,32 @@ def _know_calls(course: Course, calls: dict[str, Any], *, proof: str, moved: boo
 
 
 def check_op(course: Course, worker: Worker) -> None:
-    """The candidate bound in that worker on every captured and edge input."""
+    """The kernels bound in that worker, each on every captured and edge input of its op."""
     ratio = course.policy.numerics.error_ratio
-    inputs, outputs = course.path("calls.safetensors"), course.path("op-outputs.safetensors")
-    remarks = course.crew.ask(worker, "run_ops", stage=STAGE, inputs=str(inputs), outputs=str(outputs))["remarks"]
     assert course.clean is not None
-    rows = course.crew.require(course.clean, "compare_ops", outputs=str(outputs), ratio=ratio)["checks"]
-    course.learn(op_checks=op_checks(rows, remarks, is_lossy=_lossy(course) is not None))
+    found = []
+    for part, member in course.bound:
+        inputs, outputs = str(course.calls_path(member)), str(course.path(f"op-outputs-{part}.safetensors"))
+        reply = course.crew.ask(
+            worker, "run_ops", stage=STAGE, member=member, part=part, inputs=inputs, outputs=outputs
+        )
+        rows = course.crew.require(course.clean, "compare_ops", part=part, outputs=outputs, ratio=ratio)["checks"]
+        said = {"kernel": course.said(member)}
+        is_lossy = _lossy_in(course, member) is not None
+        checks = op_checks(rows, reply["remarks"], is_lossy=is_lossy)
+        found += [check.model_copy(update=said) for check in checks]
+        course.learn(op_checks=found)
 
 
 def check_mutants(course: Course) -> None:
     """The same comparison, on wrong kernels made on purpose."""
     assert course.clean is not None
     ratio = course.policy.numerics.error_ratio
-    mutants = course.crew.require(course.clean, "mutants", ratio=ratio)["mutants"]
-    course.learn(mutants=[MutantCheck.model_validate(row) for row in mutants])
+    found = []
+    for part, member in enumerate(course.crew.members):
+        mutants = course.crew.require(course.clean, "mutants", part=part, ratio=ratio)["mutants"]
+        found += [MutantCheck.model_validate({**row, "kernel": course.said(member)}) for row in mutants]
+    course.learn(mutants=found)
 
 
 def op_checks(rows: list[dict[str, Any]], remarks: list[dict[str, Any]], *, is_lossy: bool) -> list[OpCheck]:
@@ -334,33 +394,47 @@ def check_outputs(course: Course, worker: Worker) -> None:
     """The whole model's outputs with the candidate bound in that worker."""
     course.progress.stage("check", "the model's outputs, against one precision higher")
     assert course.clean is not None
-    crew, tokens = course.crew, _model_tokens(course)
-    know_answers(course, crew.require(course.clean, "reference_logits", tokens=tokens))
-    path = str(course.path("logits.safetensors"))
-    calls = crew.ask(worker, "logits", stage=STAGE, tokens=tokens, path=path)["calls"]
-    precision, ratio = _lossy(course), course.policy.numerics.error_ratio
-    row = crew.require(course.clean, "compare_logits", path=path, ratio=ratio, is_lossy=precision is not None)
-    own = {"mutates": crew.kernel.manifest.mutates, "kernel_calls": calls, "precision": precision}
-    course.learn(model_check=ModelCheck.model_validate({**row, **own}))
-    if precision is not None:
-        check_budget(course)
+    crew = course.crew
+    know_answers(course, crew.require(course.clean, "reference_logits", tokens=_model_tokens(course)))
+    compare_outputs(course, worker)
+    for _, member in course.bound:
+        if _lossy_in(course, member) is not None:
+            check_budget(course, member)
     if course.evidence.stage_asked.rank > STAGE.rank:  # what modes are compared with
         know_answers(course, crew.require(course.clean, "reference_step"))
 
 
-def _lossy(course: Course) -> Precision | None:
+def compare_outputs(course: Course, worker: Worker) -> None:
+    """What the kernels bound in that worker make of the model, against what the reference made of it before."""
+    assert course.clean is not None
+    crew, path, ratio = course.crew, str(course.path("logits.safetensors")), course.policy.numerics.error_ratio
+    calls = crew.ask(worker, "logits", stage=STAGE, tokens=_model_tokens(course), path=path)["calls"]
+    members = [member for _, member in course.bound]
+    declared = [item for member in members if (item := _lossy_in(course, member)) is not None]
+    precision = max(declared, key=PRECISIONS.index, default=None)
+    row = crew.require(course.clean, "compare_logits", path=path, ratio=ratio, is_lossy=precision is not None)
+    own = {
+        "mutates": [name for member in members for name in member.kernel.manifest.mutates],
+        "kernel_calls": min(sum(calls.get(fqn, 0) for fqn in member.fqns) for member in members),
+        "precision": precision,
+    }
+    course.learn(model_check=ModelCheck.model_validate({**row, **own}))
+
+
+def _lossy_in(course: Course, member: Member) -> Precision | None:
     """The lossy precision that the kernel declares, where the model's dtype holds more."""
-    return course.crew.kernel.manifest.lossy_in(course.crew.cell.dtype)
+    return member.kernel.manifest.lossy_in(course.crew.cell.dtype)
 
 
-def check_budget(course: Course) -> None:
+def check_budget(course: Course, member: Member) -> None:
     """Whether the budget that decides on a declared lossy kernel would catch plain mistakes in this model."""
     assert course.clean is not None
-    rows = course.crew.require(course.clean, "gross_errors", fqns=course.fqns)["rows"]
+    rows = course.crew.require(course.clean, "gross_errors", fqns=member.fqns)["rows"]
     found = [
         MutantCheck(
             name=f"{row['name']}, by the model's outputs",
             caught=bool(over_budget(row["kl_added"], row["nll_upper"], course.policy.numerics)),
+            kernel=course.said(member),
         )
         for row in rows
     ]
@@ -391,7 +465,8 @@ def _model_tokens(course: Course) -> int:
     return max(1, min(numerics.model_tokens, most))
 
 
-def _training(course: Course, worker: Worker) -> None:
+def check_training(course: Course, worker: Worker) -> None:
+    """One training step's gradients with the candidate bound in that worker."""
     course.progress.stage("check", "one training step: gradients of every parameter")
     paths = {
         True: str(course.path("gradients-candidate.st")),
@@ -427,7 +502,7 @@ def arm_is_right(course: Course, worker: Worker, arm: str) -> str | None:
     assert course.clean is not None
     path = str(course.path("step.safetensors"))
     course.crew.ask(worker, "step_output", stage=Stage.SCREEN, arm=arm, path=path)
-    rough = rounding_of(course) if ArmName.parse(arm).role is Role.CANDIDATE else 0.0
+    rough = rounding_of(course) if ArmName.parse(arm).role in WITH_KERNELS else 0.0
     row = course.crew.require(course.clean, "compare_step", path=path, rough=rough)
     if row["passed"]:
         return None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from e2e.arm_names import ArmName
+from e2e.arm_names import WITH_KERNELS, ArmName
 from e2e.crew import Crew, Deadline
 from e2e.measure.audit import Fingerprint, Replay
 from e2e.measure.machine import Watch
@@ -19,8 +19,9 @@ from e2e.processes import Worker
 from e2e.protocols import Progress
 from e2e.schema.evidence import Evidence, Fault, Part, Spent, StageEnd
 from e2e.schema.policy import Policy
-from e2e.schema.words import Mode, Role, Stage
+from e2e.schema.words import Mode, Stage
 from e2e.units import Seconds
+from e2e.workers import Member
 
 
 @dataclass
@@ -47,7 +48,7 @@ class Course:
     left_out: Mapping[Mode, str] = field(default_factory=dict)
     """Modes that are not tried because an earlier run's pilot found them far behind, and that in words."""
     fqns: list[str] = field(default_factory=list)
-    """Sites that run the candidate."""
+    """Sites that run a kernel of the candidate."""
     digests: dict[tuple[str, int], Fingerprint] = field(default_factory=dict)
     """Fingerprint of every timed step, by arm and input seed."""
     steps_run: int = 0
@@ -107,8 +108,8 @@ class Course:
 
     def compiles(self, arm: ArmName) -> bool:
         """Whether the arm's first step compiles: torch.compile does, and a kernel in Python may."""
-        own = arm.role is Role.CANDIDATE and self.crew.kernel.manifest.is_python
-        return own or arm.mode.is_compiled
+        own = arm.role in WITH_KERNELS
+        return arm.mode.is_compiled or (own and any(item.kernel.manifest.is_python for item in self.crew.members))
 
     @property
     def runs_everywhere(self) -> bool:
@@ -120,6 +121,20 @@ class Course:
         """The first process to say so counts; whoever comes later finds the caches warm."""
         if self.crew.starts_cold[clean]:
             self.first_steps.setdefault(arm, seconds)
+
+    @property
+    def bound(self) -> list[tuple[int, Member]]:
+        """Kernels that stand at any of its sites, with their numbers."""
+        here = set(self.fqns)
+        return [(part, member) for part, member in enumerate(self.crew.members) if here.intersection(member.fqns)]
+
+    def said(self, member: Member) -> str | None:
+        """How records name one of several kernels; None where there is one only."""
+        return member.kernel.spec if len(self.crew.members) > 1 else None
+
+    def calls_path(self, member: Member) -> Path:
+        """The file with the captured calls of that kernel's op."""
+        return self.path(f"calls-{self.crew.members.index(member)}.safetensors")
 
     def path(self, name: str) -> Path:
         """A file in the scratch folder, gone after the run."""

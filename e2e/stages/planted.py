@@ -27,7 +27,7 @@ from e2e.stages.course import Course
 from e2e.stages.timing import run_block, warm_up
 from e2e.trials import CANDIDATE, SHAM, Timed, compared
 from e2e.units import Seconds
-from e2e.workers import CandidateFault
+from e2e.workers import CandidateFault, Member
 
 PILOT_BLOCKS = 5
 PAUSE_STEPS = 15
@@ -45,7 +45,7 @@ def planted(op: str, entry: str) -> Built:
 def for_op(course: Course, op: str) -> Course:
     """The same crew on another op, with its honest kernel; evidence starts anew."""
     honest = planted(op, REFERENCE)
-    crew = replace(course.crew, kernel=honest.kernel, built=honest)
+    crew = replace(course.crew, members=[Member(honest.kernel, honest)])
     nothing = Evidence(stage_asked=Stage.CHECK, stage_finished=Stage.CHECK)
     return replace(course, crew=crew, evidence=nothing, clean=None, fqns=[], facts={})
 
@@ -77,7 +77,7 @@ def catches(course: Course) -> list[Catch]:
     worker = course.crew.candidate_worker(course.fqns, stage=Stage.CHECK)
     try:
         for place, entry in enumerate(entries):
-            course.progress.advance(place, len(entries), f"planted kernels of {course.crew.op}")
+            course.progress.advance(place, len(entries), f"planted kernels of {course.crew.ops[0]}")
             own = _with(course, entry)
             try:
                 own.crew.bind(worker, own.fqns, stage=Stage.CHECK)
@@ -125,15 +125,16 @@ def _time_outputs(course: Course) -> None:
 
 def _with(course: Course, entry: str) -> Course:
     """The course with another planted kernel of the same op."""
-    built = planted(course.crew.op, entry)
-    return replace(course, crew=replace(course.crew, kernel=built.kernel, built=built))
+    (member,) = course.crew.members
+    built = planted(member.op, entry)
+    return replace(course, crew=replace(course.crew, members=[replace(member, kernel=built.kernel, built=built)]))
 
 
 def _catch(course: Course, entry: str, stage: Literal["check", "timing"]) -> Catch:
     verdict = judge(course.evidence, course.policy)
     kind, _, name = entry.partition(":")
     return Catch(
-        op=course.crew.op,
+        op=course.crew.ops[0],
         kernel=name or entry,
         kind="wrong" if kind in ("mutant", "trick") else "honest",
         stage=stage,

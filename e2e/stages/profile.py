@@ -96,7 +96,6 @@ class Profiler:
         self._number += 1
         course.clean = course.crew.worker(clean=True)
         know_device(course)
-        course.crew.fit = []
         course.crew.make_arena(course.clean)
         course.crew.require(course.clean, "prepare", arm=AS_SHIPPED)
         self._ready = {AS_SHIPPED}

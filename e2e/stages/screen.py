@@ -7,7 +7,7 @@ import time
 from typing import Any, Literal
 
 from e2e import stats, wording
-from e2e.arm_names import AS_SHIPPED, ArmName, is_adopted
+from e2e.arm_names import AS_SHIPPED, WITH_KERNELS, ArmName, is_adopted, places_of, some_kernels
 from e2e.judge import judge
 from e2e.measure.schedule import pick_strongest, steps_for
 from e2e.processes import Worker, WorkerFault
@@ -15,6 +15,7 @@ from e2e.schema.evidence import ArmRecord, Fault, Generation, Isolated, Segment
 from e2e.schema.verdict import Estimate
 from e2e.schema.words import Mode, ReasonCode, Role, Stage
 from e2e.stages import earlier
+from e2e.stages.apart import tried_apart
 from e2e.stages.check import (
     arm_is_right,
     arm_names,
@@ -27,8 +28,8 @@ from e2e.stages.check import (
 from e2e.stages.course import Course
 from e2e.stages.memory import measure_memory
 from e2e.stages.timing import rough_step_s, run_block, segment_steps, warm_up
-from e2e.weighing import opponent_arm
-from e2e.workers import CandidateFault
+from e2e.weighing import opponent_arm, weigh
+from e2e.workers import CandidateFault, Member
 
 STAGE = Stage.SCREEN
 PILOT_WORKER, CEILING_WORKER = 0, 1
@@ -63,6 +64,7 @@ def screen(course: Course) -> None:
     _pilot(course)
     course.progress.stage("screen", "the most any kernel for this op could win")
     _ceiling(course)
+    _each_alone(course)
     _isolated(course)
     _generation(course)
     if course.policy.objective == "memory" and course.evidence.baseline and course.evidence.candidate:
@@ -116,7 +118,8 @@ def _collected(course: Course, records: dict[str, ArmRecord], waiting: list[str]
                 course.learn(prepare_s=reply["prepare_s"])
             records[name] = record_of(course, arm, reply)
         except WorkerFault as fault:
-            if arm.role is Role.CANDIDATE and (fault.kind != "raised" or arm.mode is Mode.EAGER):
+            needs_none = arm.role is Role.CANDIDATE and arm.mode is Mode.EAGER
+            if needs_none or (arm.role in WITH_KERNELS and fault.kind != "raised"):
                 raise course.crew.blame(fault, stage=STAGE, worker=course.pilot) from fault
             records[name] = _absent(arm, "failed", fault.message)
             if fault.kind != "raised":  # it took its process with it: a new one, without that arm
@@ -127,15 +130,14 @@ def _collected(course: Course, records: dict[str, ArmRecord], waiting: list[str]
 
 def record_of(course: Course, arm: ArmName, reply: dict[str, Any]) -> ArmRecord:
     """What a prepared arm proved about itself, and whether its mode keeps the result."""
-    engagement = course.evidence.engagement
-    calls = reply["kernel_calls"]
-    if arm.role is Role.CANDIDATE and arm.mode is Mode.EAGER and engagement is not None:
-        calls = engagement.calls
+    calls = _calls(course, arm, reply)
+    silent = [spec for spec, number in calls.items() if not number]
     status, reason = "ok", "compiled with breaks in its graph" if reply["graph_breaks"] else None
     if arm.mode.is_compiled and not reply["regions"]:
         status, reason = "void", "it ran eagerly: no compiled region was entered"
-    elif arm.role is Role.CANDIDATE and not calls:
-        status, reason = "void", f"the kernel is not in the {'compiled' if arm.mode.is_compiled else 'captured'} graph"
+    elif silent:
+        graph = "compiled" if arm.mode.is_compiled else "captured"
+        status, reason = "void", f"{silent[0] or 'the kernel'} is not in the {graph} graph"
     return ArmRecord(
         name=str(arm),
         role=arm.role,
@@ -145,8 +147,24 @@ def record_of(course: Course, arm: ArmName, reply: dict[str, Any]) -> ArmRecord:
         reason=reason,
         first_step_s=course.first_steps.get(str(arm)) if course.compiles(arm) else reply["first_step_s"],
         compiled_regions=reply["regions"],
-        kernel_calls=calls if arm.role is Role.CANDIDATE else None,
+        kernel_calls=sum(calls.values()) if calls else None,
     )
+
+
+def _calls(course: Course, arm: ArmName, reply: dict[str, Any]) -> dict[str | None, int]:
+    """Calls of every kernel that stands in the arm: nodes in its graphs, or for an eager one those of the check."""
+    if arm.role not in WITH_KERNELS:
+        return {}
+    engagement, places = course.evidence.engagement, places_of(arm)
+    calls = {}
+    for part, member in enumerate(course.crew.members):
+        if places is not None and part not in places:
+            continue
+        counted = reply["kernel_calls"][part] if reply["kernel_calls"] is not None else 0
+        if arm.mode is Mode.EAGER and engagement is not None:
+            counted = sum(site.calls for site in engagement.sites if site.kernel == course.said(member))
+        calls[course.said(member)] = counted
+    return calls
 
 
 def _absent(arm: ArmName, status: Literal["failed", "skipped", "left_out"], reason: str) -> ArmRecord:
@@ -210,17 +228,36 @@ def _match_headroom(course: Course) -> None:
     chosen = [record for record in course.evidence.arms if record.name in _chosen(course)]
     for mode in dict.fromkeys(record.mode for record in chosen):
         name = str(ArmName(Role.HEADROOM, mode))
-        if name in (record.name for record in course.evidence.arms):
-            continue
-        assert course.pilot is not None
+        if name not in (record.name for record in course.evidence.arms):
+            _try_late(course, [name], first_block=PILOT_BLOCKS)
+
+
+def _each_alone(course: Course) -> None:
+    """Every one of several kernels without the others, in the mode that all of them are best in."""
+    members = course.crew.members
+    if len(members) == 1 or course.evidence.candidate is None or not course.has_time:
+        return
+    if weigh(course.evidence, course.policy).has_no_headroom:
+        return  # no verdict follows that these arms could be timed in
+    mode = ArmName.parse(course.evidence.candidate).mode
+    names = [str(some_kernels(mode, [part])) for part in range(len(members))]
+    course.progress.stage("screen", "each kernel without the others")
+    with course.spending("compile"):
+        _try_late(course, names, first_block=2 * PILOT_BLOCKS)
+
+
+def _try_late(course: Course, names: list[str], *, first_block: int) -> None:
+    """Arms that could be named only after the tournament: prepared, and timed beside the strongest baseline."""
+    assert course.pilot is not None
+    for name in names:
         course.pilot.send("prepare", arm=name)
-        found = _collected(course, {}, [name])[name]
-        course.learn(arms=[*course.evidence.arms, found])
-        if found.status == "ok":
-            plan = dict.fromkeys((str(course.evidence.baseline), name), segment_steps(course, _chosen(course)[0]))
-            for number in range(PILOT_BLOCKS, 2 * PILOT_BLOCKS):
-                _timed(course, course.pilot, plan, phase="pilot", worker_number=PILOT_WORKER, number=number)
-            course.learn(arms=[_with_time(course, record) for record in course.evidence.arms])
+    found = [_checked(course, record) for record in _collected(course, {}, list(names)).values()]
+    course.learn(arms=[*course.evidence.arms, *found])
+    usable = [record.name for record in found if record.status == "ok"]
+    plan = dict.fromkeys((str(course.evidence.baseline), *usable), segment_steps(course, _chosen(course)[0]))
+    for number in range(first_block, first_block + PILOT_BLOCKS) if usable else ():
+        _timed(course, course.pilot, plan, phase="pilot", worker_number=PILOT_WORKER, number=number)
+    course.learn(arms=[_with_time(course, record) for record in course.evidence.arms])
 
 
 def _chosen(course: Course) -> list[str]:
@@ -236,13 +273,25 @@ def _checked(course: Course, record: ArmRecord) -> ArmRecord:
     if record.status != "ok" or record.role is Role.HEADROOM:
         return record
     assert course.pilot is not None
-    problem = arm_is_right(course, course.pilot, record.name)
-    if problem is None:
-        return record
     if record.role is Role.CANDIDATE:
-        message = f"{record.name}: {problem}"
+        with tried_apart(course, lambda own, worker: _prepare_right(own, worker, record.name), stage=STAGE):
+            _need_right(course, course.pilot, record.name)
+        return record
+    problem = arm_is_right(course, course.pilot, record.name)
+    return record if problem is None else record.model_copy(update={"status": "void", "reason": problem})
+
+
+def _need_right(course: Course, worker: Worker, arm: str) -> None:
+    problem = arm_is_right(course, worker, arm)
+    if problem is not None:
+        message = f"{arm}: {problem}"
         raise CandidateFault(Fault(code=ReasonCode.MODEL_ERROR_EXCEEDED, message=message, stage=STAGE))
-    return record.model_copy(update={"status": "void", "reason": problem})
+
+
+def _prepare_right(course: Course, worker: Worker, arm: str) -> None:
+    limit = course.policy.budgets.compile_s
+    course.crew.ask(worker, "prepare", stage=STAGE, timeout_s=limit, arm=arm, profiled=False)
+    _need_right(course, worker, arm)
 
 
 def _rough_step_s(course: Course) -> float:
@@ -356,29 +405,37 @@ def _generation(course: Course) -> None:
 
 
 def _isolated(course: Course) -> None:
-    """The op alone at the workload's first captured shape; explains, never decides. A patch has no one op."""
-    if course.crew.kernel.manifest.kind == "patch":
+    """Every op alone at the workload's first captured shape; explains, never decides. A patch has no one op."""
+    members = course.crew.members
+    if any(member.kernel.manifest.kind == "patch" for member in members):
         return
+    first, *others = [_alone(course, member) for member in members]
+    course.learn(isolated=first, isolated_others=others)
+
+
+def _alone(course: Course, member: Member) -> Isolated:
     assert course.pilot is not None and course.evidence.engagement is not None
-    alternatives = [r.alternative for r in course.evidence.arms if r.alternative and not is_adopted(r.alternative)]
-    alternative = alternatives[0] if alternatives else None
+    part = course.crew.members.index(member)
+    tried = [record.alternative for record in course.evidence.arms]
+    alternative = next((name for name in course.facts["alternatives_of"][part] if name in tried), None)
     reply = course.crew.ask(
         course.pilot,
         "isolated",
         stage=STAGE,
-        inputs=str(course.path("calls.safetensors")),
-        seconds=min(3.0, 0.02 * course.policy.budgets.cell_s),
+        member=member,
+        part=part,
+        inputs=str(course.calls_path(member)),
+        seconds=min(3.0, 0.02 * course.policy.budgets.cell_s) / len(course.crew.members),
         alternative=alternative,
     )
-    found, check = reply["seconds"], course.evidence.op_checks[0]
-    course.learn(
-        isolated=Isolated(
-            shape=check.shape,
-            calls_per_step=course.evidence.engagement.calls,
-            eager_s=found["eager"],
-            alternative=alternative,
-            alternative_s=found.get("alternative"),
-            candidate_s=found["candidate"],
-            plumbing_s=reply["plumbing_s"],
-        )
+    found, said = reply["seconds"], course.said(member)
+    return Isolated(
+        shape=next(check.shape for check in course.evidence.op_checks if check.kernel == said),
+        calls_per_step=sum(site.calls for site in course.evidence.engagement.sites if site.kernel == said),
+        eager_s=found["eager"],
+        alternative=alternative,
+        alternative_s=found.get("alternative"),
+        candidate_s=found["candidate"],
+        plumbing_s=reply["plumbing_s"],
+        kernel=said,
     )

@@ -59,6 +59,8 @@ def _plan(course: Course) -> dict[str, int]:
     counted = segment_steps(course, course.evidence.baseline)
     plan = {course.evidence.baseline: counted, course.evidence.candidate: counted}
     plan[str(ArmName(Role.SHAM, strongest.mode, strongest.alternative))] = counted
+    alone = [arm.name for arm in course.evidence.arms if arm.role is Role.PART and arm.status == "ok"]
+    plan |= dict.fromkeys(alone, counted)
     opponents = [opponent_arm(course.evidence, opponent) for opponent in course.policy.opponents]
     return plan | {arm: segment_steps(course, arm) for arm in opponents if arm is not None and arm not in plan}
 

@@ -636,7 +636,7 @@ def test_a_repeat_asks_the_same_to_the_end_with_a_fresh_seed_in_its_own_size(bui
     loaded = pipeline.load(request)
     assert (request.until, request.op, request.out) == (Stage.VERDICT, "rms_norm", built.parent)
     assert (loaded.policy.looks, loaded.policy.level, loaded.policy.budgets.cell_s) == ([9], 0.95, 333)
-    assert loaded.kernel == first.kernels[0]
+    assert loaded.kernels == (first.kernels[0],)
     assert not loaded.origin.seed_chosen
     assert loaded.seed != first.seed
 
@@ -702,7 +702,10 @@ def test_a_mistake_in_a_file_is_shown_with_its_line(tmp_path: Path, capsys: pyte
         (["validate", "--kernel", "a"], "Missing argument 'WORKLOAD'"),
         (["validate", "w", "--kernel", "a", "--until", "chek"], "'chek' is not one of 'build', 'check'"),
         (["validate", "w", "--kernel", "a", "--budget", "soon"], "Invalid value for '--budget'"),
-        (["validate", "w", "--kernel", "a", "--kernel", "b"], "come with a later version"),
+        (
+            ["validate", "tiny_llama_infer", *["--kernel", "kernels/rmsnorm.cpp"] * 2],
+            "are the same kernel: give it once",
+        ),
         (["validate", "w", "--kernell", "a"], "No such option: --kernell"),
         (["validate", "w", "--kernel", "a", "--workers", "9"], "--repeat RUN and --workers N go together"),
         (["validate", "k.cu", "--kernel", "w.yaml"], "swapped: type `e2e validate w.yaml --kernel k.cu`"),

@@ -272,6 +272,48 @@ def test_a_right_kernel_passes_in_decoding(validate: Callable[..., Ended]) -> No
     assert (ended.code, ended.reasons) == (0, [])
 
 
+# ---- Several kernels at once
+
+
+def test_kernels_that_are_right_alone_and_wrong_together_are_told_apart(validate: Callable[..., Ended]) -> None:
+    folder = REPOSITORY / "tests" / "kernels"
+    norm, product = str(folder / "pair_norm.py"), str(folder / "pair_silu_mul.py")
+    ended = validate(norm, "--kernel", product)
+    assert (ended.code, ended.result.outcome) == (12, Outcome.INCORRECT)
+    assert ended.reasons == ["model_error_exceeded"]
+    checks = ended.result.cells[0].evidence.op_checks
+    assert {(check.kernel, check.status) for check in checks} == {(norm, "passed"), (product, "passed")}
+    assert [(row.kernels, row.code) for row in ended.result.ablation] == [
+        ([norm], None),
+        ([product], None),
+        ([norm, product], "model_error_exceeded"),
+    ]
+    assert f"each kernel passes alone, and what fails is {norm} with {product}" in ended.result.reasons[0].message
+    assert "Each kernel, and all together" in ended.out
+
+
+def test_several_kernels_together_get_one_verdict_and_a_row_each(
+    validate: Callable[..., Ended], verdict_policy: Path
+) -> None:
+    kernels = [str(GOOD), str(REPOSITORY / "tests" / "kernels" / "pair_silu_mul.py")]
+    result = validate(kernels[0], "--kernel", kernels[1], policy=verdict_policy, until="verdict").result
+    evidence = result.cells[0].evidence
+    assert result.outcome in (Outcome.CONFIRMED, Outcome.REFUTED, Outcome.INCONCLUSIVE)
+    assert [kernel.spec for kernel in result.kernels] == evidence.kernels == kernels
+    assert result.engagement is not None
+    sites = {kernel: [site for site in result.engagement.sites if site.kernel == kernel] for kernel in kernels}
+    assert [len(found) for found in sites.values()] == [tiny.SITES, tiny.LAYERS]
+    assert all(site.calls == 1 for found in sites.values() for site in found)
+    assert [item.kernel for item in (evidence.isolated, *evidence.isolated_others) if item is not None] == kernels
+    if result.label != "no_headroom" and not evidence.budget_exhausted:
+        alone = [arm for arm in evidence.arms if arm.role is Role.PART]
+        assert [(arm.status, arm.kernel_calls) for arm in alone] == [("ok", tiny.SITES), ("ok", tiny.LAYERS)]
+        assert [row.kernels for row in result.ablation] == [kernels[:1], kernels[1:], kernels]
+        assert all(row.against for row in result.ablation)
+        assert result.interaction is not None
+        assert evidence.audit is not None and evidence.audit.mismatches == []
+
+
 # ---- A second kernel
 
 

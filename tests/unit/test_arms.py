@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from e2e import arms, registry
-from e2e.arms import Arena, Bound, Candidate, CountingBackend
+from e2e.arms import Arena, Bound, Candidate, CountingBackend, Part
 from e2e.configuration import load_workload
 from e2e.numerics.examine import Examiner
 from e2e.operators import Interception
 from e2e.ops.rms_norm import RmsNorm
+from e2e.ops.silu_mul import SiluMul
 from e2e.profile import timeline
 from e2e.profile.recorder import named_modules_ranged, record
 from e2e.schema.words import Mode
@@ -35,10 +37,10 @@ _NUMBERS = itertools.count()
 class FakeInductor(CountingBackend):
     """Looks at the graph as the real one does, and runs it as it is: compiling would take seconds an arm."""
 
-    def __init__(self, mode: Mode, traces: Callable[[Any], int]) -> None:
+    def __init__(self, mode: Mode, traces: Callable[[Any], Counter[int]]) -> None:
         self._inductor = lambda graph, inputs: graph.forward
         self._traces = traces
-        self.graphs = self.nodes = 0
+        self.graphs, self.nodes = 0, Counter()
         self.placed: list[Interception] = []
 
 
@@ -90,7 +92,7 @@ def arena_of(session: Any, kernel: Callable[..., Tensor] | None = None, *, fqns:
     everywhere = frozenset(site.fqn for site in sites)
     sha256 = f"{next(_NUMBERS):064d}"[::-1]  # an op's name can be defined once in a process
     candidate = None if kernel is None else Candidate(Bound(kernel, sha256), fqns or everywhere)
-    return Arena(session, OP, sites, candidate)
+    return Arena(session, [Part(OP, sites, candidate)])
 
 
 def prepared(session: Any, *names: str, kernel: Callable[..., Tensor] | None = None) -> Arena:
@@ -240,7 +242,7 @@ def test_headroom_covers_only_the_sites_that_the_kernel_takes(session: Any) -> N
 def test_a_compiled_candidate_proves_itself_by_its_nodes_and_regions(session: Any) -> None:
     arena = arena_of(session, Spy())
     proof = arena.prepare("candidate:compile", seed=7)
-    assert proof["kernel_calls"] == tiny.SITES
+    assert proof["kernel_calls"] == [tiny.SITES]
     assert proof["regions"] == 1
 
 
@@ -257,7 +259,7 @@ def test_an_eager_arm_claims_no_region(session: Any) -> None:
 def test_a_baseline_has_no_kernel_in_its_graph_even_beside_a_candidate(session: Any) -> None:
     arena = arena_of(session, Spy())
     arena.prepare("candidate:compile", seed=7)
-    assert arena.prepare("baseline:compile", seed=7)["kernel_calls"] == 0
+    assert arena.prepare("baseline:compile", seed=7)["kernel_calls"] == [0]
 
 
 def test_an_arm_that_fell_back_to_eager_shows_no_region(session: Any) -> None:
@@ -386,7 +388,7 @@ def test_a_generation_is_the_same_in_every_arm_and_each_part_is_compiled_once(ti
     proof = arena.prepare("candidate:compile", seed=7)
     parts = 2 if cache == "static" else 4
     assert proof["regions"] == 4
-    assert proof["kernel_calls"] == parts * (2 * tiny.LAYERS + 1)
+    assert proof["kernel_calls"] == [parts * (2 * tiny.LAYERS + 1)]
     eager, compiled = arena.outputs(EAGER, 5), arena.outputs("candidate:compile", 5)
     for mine, theirs in zip(compiled, eager, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
@@ -433,12 +435,12 @@ def multiplying(session: Any, tmp_path: Path) -> tuple[Any, int]:
 def test_arms_of_an_operator_compute_what_the_model_does(session: Any, multiplying: tuple[Any, int], mode: str) -> None:
     (sites, calls), kernel = multiplying, Product()
     candidate = Candidate(Bound(kernel, f"{next(_NUMBERS):064d}"[::-1]), frozenset(site.fqn for site in sites))
-    arena = Arena(session, MUL, sites, candidate)
+    arena = Arena(session, [Part(MUL, sites, candidate)])
     names = [f"{role}:{mode}" for role in ("baseline", "sham", "candidate", "headroom")]
     proofs = {name: arena.prepare(name, seed=7) for name in names}
     expected = arena.outputs(names[0], 7)
     assert all(same(expected, arena.outputs(name, 7)) for name in names)
-    assert proofs[f"candidate:{mode}"]["kernel_calls"] == (calls if mode == "compile" else None)
+    assert proofs[f"candidate:{mode}"]["kernel_calls"] == ([calls] if mode == "compile" else None)
     kernel.calls = 0
     arena.run(f"candidate:{mode}", seeds=SEEDS)
     assert kernel.calls == len(SEEDS) * calls
@@ -450,7 +452,7 @@ def test_owners_that_the_kernel_does_not_take_keep_the_operator(
 ) -> None:
     (sites, _), kernel = multiplying, Product()
     fqns = frozenset(site.fqn for site in sites if site.fqn.endswith("mlp"))
-    arena = Arena(session, MUL, sites, Candidate(Bound(kernel, f"{next(_NUMBERS):064d}"[::-1]), fqns))
+    arena = Arena(session, [Part(MUL, sites, Candidate(Bound(kernel, f"{next(_NUMBERS):064d}"[::-1]), fqns))])
     arena.prepare(f"candidate:{mode}", seed=7)
     kernel.calls = 0
     arena.run(f"candidate:{mode}", seeds=SEEDS)
@@ -463,7 +465,7 @@ def test_a_graph_without_an_operators_call_is_no_arm(
     """Headroom that left everything as it is would say that nothing can be won."""
     monkeypatch.setattr(arms, "replace", lambda graph, interceptions: [])
     with pytest.raises(RuntimeError, match=r"no call of aten\.mul\.Tensor in Llama"):
-        Arena(session, MUL, multiplying[0], None).prepare("sham:compile", seed=7)
+        Arena(session, [Part(MUL, multiplying[0])]).prepare("sham:compile", seed=7)
 
 
 # ---- On a device: graphs captured by hand, inputs that start on the host
@@ -481,7 +483,7 @@ def test_a_captured_arm_computes_on_each_steps_own_input_what_eager_does(on_devi
     names = ["baseline:cuda-graph", "baseline:cuda-graph+F.rms_norm", "candidate:cuda-graph"]
     for name in (EAGER, *names):
         proof = arena.prepare(name, seed=7)
-        assert proof["kernel_calls"] == (2 * tiny.LAYERS + 1 if name.startswith("candidate") else None)
+        assert proof["kernel_calls"] == ([2 * tiny.LAYERS + 1] if name.startswith("candidate") else None)
     eager = [arena.outputs(EAGER, seed) for seed in SEEDS]
     for name in names:
         captured = [arena.outputs(name, seed) for seed in SEEDS]
@@ -516,8 +518,8 @@ def test_a_captured_arm_makes_no_calls_of_the_kernel_when_it_is_replayed(on_devi
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["eager", "cuda-graph"])
 def test_inputs_that_start_on_the_host_give_the_same_outputs(on_device: Any, mode: str) -> None:
-    here = Arena(on_device, OP, OP.find_sites(on_device.model), None)
-    there = Arena(on_device, OP, OP.find_sites(on_device.model), None, transfer=True)
+    here = Arena(on_device, [Part(OP, OP.find_sites(on_device.model))])
+    there = Arena(on_device, [Part(OP, OP.find_sites(on_device.model))], transfer=True)
     for arena in (here, there):
         arena.prepare(f"baseline:{mode}", seed=7)
     (batch,) = there.batches(f"baseline:{mode}", [5])
@@ -527,7 +529,7 @@ def test_inputs_that_start_on_the_host_give_the_same_outputs(on_device: Any, mod
 
 @pytest.mark.gpu
 def test_a_timed_segment_on_a_device_is_also_clocked_by_it(on_device: Any) -> None:
-    arena = Arena(on_device, OP, OP.find_sites(on_device.model), None)
+    arena = Arena(on_device, [Part(OP, OP.find_sites(on_device.model))])
     arena.prepare(EAGER, seed=7)
     found = arena.timed(EAGER, batches=arena.batches(EAGER, SEEDS), settle=1, mark=lambda: None)
     assert 0 < found["device_s"] < 10 and found["allocations"] >= 0
@@ -566,3 +568,96 @@ def test_a_trace_by_module_names_every_module_and_leaves_no_hook(session: Any, t
     assert all(item.own_s >= -1e-9 and item.total_s <= whole.total_s for item in found.modules.values())
     assert sum(item.own_s for item in found.modules.values()) == pytest.approx(whole.total_s)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in program.modules())
+
+
+# ---- Several kernels at once
+
+
+GATED: SiluMul = registry.load("ops", "silu_mul")
+
+
+def product(gate: Tensor, up: Tensor) -> Tensor:
+    return GATED.reference(gate, up)
+
+
+def arena_of_two(session: Any, norm: Callable[..., Any], gated: Callable[..., Any]) -> Arena:
+    """Norms and products, each with a kernel everywhere."""
+    parts = []
+    for op, call in ((OP, norm), (GATED, gated)):
+        sites = op.find_sites(session.model)
+        bound = Bound(call, f"{next(_NUMBERS):064d}"[::-1])
+        parts.append(Part(op, sites, Candidate(bound, frozenset(site.fqn for site in sites))))
+    return Arena(session, parts)
+
+
+def test_all_kernels_stand_in_the_candidate_and_one_in_the_arm_of_one(session: Any) -> None:
+    arena = arena_of_two(session, constant, lambda gate, up: torch.zeros_like(gate))
+    for name in (EAGER, CANDIDATE, "part:eager+1", "part:eager+2"):
+        arena.prepare(name, seed=7)
+    both, norms, products, own = (
+        arena.outputs(name, 5)[0] for name in (CANDIDATE, "part:eager+1", "part:eager+2", EAGER)
+    )
+    alone = prepared(session, CANDIDATE, kernel=constant).outputs(CANDIDATE, 5)[0]
+    assert torch.equal(norms, alone)
+    assert len({tuple(found.flatten().tolist()) for found in (both, norms, products, own)}) == 3, (
+        "a constant in the last norm hides what is before it"
+    )
+    assert not torch.equal(products, own)
+
+
+def test_a_compiled_candidate_proves_every_kernel_by_its_own_nodes(session: Any) -> None:
+    arena = arena_of_two(session, Spy(), product)
+    assert arena.prepare("candidate:compile", seed=7)["kernel_calls"] == [tiny.SITES, tiny.LAYERS]
+    assert arena.prepare("part:compile+2", seed=7)["kernel_calls"] == [0, tiny.LAYERS]
+    torch.testing.assert_close(arena.outputs("candidate:compile", 5), arena.outputs("part:compile+2", 5))
+
+
+@pytest.mark.parametrize("mode", ["eager", "compile"])
+def test_headroom_replays_every_op_at_once(session: Any, mode: str) -> None:
+    arena = arena_of_two(session, Spy(), product)
+    for name in (EAGER, f"headroom:{mode}"):
+        arena.prepare(name, seed=7)
+    before = arena.outputs(EAGER, 7)
+    torch.testing.assert_close(before[0], arena.outputs(f"headroom:{mode}", 7)[0])
+    weights = [session.model.model.norm.weight, session.model.model.layers[-1].mlp.up_proj.weight]
+    kept = [weight.detach().clone() for weight in weights]
+    try:
+        for weight in weights:
+            weight.mul_(2)
+            assert not torch.equal(before[0], arena.outputs(EAGER, 7)[0])
+            assert torch.equal(before[0], arena.outputs(f"headroom:{mode}", 7)[0])
+    finally:
+        for weight, value in zip(weights, kept, strict=True):
+            weight.copy_(value)
+
+
+def test_an_alternative_stands_where_it_is_offered_and_identical_code_everywhere(
+    session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    norm, gated = Spy(OP.alternatives["F.rms_norm"]), Counted(product)
+    monkeypatch.setattr(OP, "alternatives", {"F.rms_norm": norm})
+    monkeypatch.setattr(GATED, "alternatives", {"plain": gated})
+    arena = arena_of_two(session, Spy(), product)
+    called = {}
+    for alternative in ("F.rms_norm", "plain", "F.rms_norm+plain"):
+        for role in ("baseline", "sham"):
+            arena.prepare(f"{role}:eager+{alternative}", seed=7)
+            before = (norm.calls, gated.calls)
+            arena.outputs(f"{role}:eager+{alternative}", 5)
+            called[role, alternative] = (norm.calls - before[0], gated.calls - before[1])
+    alone, other, both = (tiny.SITES, 0), (0, tiny.LAYERS), (tiny.SITES, tiny.LAYERS)
+    assert [*called.values()] == [alone, alone, other, other, both, both]
+    with pytest.raises(RuntimeError, match="no op here has an alternative unknown"):
+        arena.prepare("baseline:eager+unknown", seed=7)
+
+
+class Counted:
+    """A function that counts its calls."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        self.calls = 0
+        self._function = function
+
+    def __call__(self, *args: Any) -> Tensor:
+        self.calls += 1
+        return self._function(*args)

@@ -25,7 +25,7 @@ def assembled(found: Sequence[Evidence], *, error: BaseException | None = None, 
         request=Request("w.yaml", ("k.cpp",), **typed),
         workload=LoadedWorkload(results.workload(), Path("w.yaml"), {}, "0" * 64),
         policy=policy(),
-        kernel=kernel(),
+        kernels=(kernel(),),
         device=Device("cpu"),
         seed=7,
     )

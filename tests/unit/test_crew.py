@@ -12,7 +12,7 @@ from e2e.errors import E2EError, EnvironmentFault
 from e2e.exam import Exam
 from e2e.processes import FaultKind, WorkerFault
 from e2e.schema.words import Stage
-from e2e.workers import OVERLOAD, CandidateFault
+from e2e.workers import OVERLOAD, CandidateFault, Member
 from tests import results
 from tests.fakes import policy
 
@@ -64,5 +64,5 @@ def crew_in(tmp_path: Path) -> Crew:
         exam=Exam(1),
         policy=policy(),
         scratch=tmp_path,
-        kernel=results.kernel(),
+        members=[Member(results.kernel())],
     )

@@ -77,7 +77,7 @@ def taken(*, seed: int, chosen: bool = False, until: Stage = Stage.VERDICT, batc
         request=Request("w.yaml", ("k.cpp",), until=until, seed=seed if chosen else None),
         workload=LoadedWorkload(results.workload(), Path("w.yaml"), {}, "0" * 64),
         policy=policy(**rules),
-        kernel=kernel(),
+        kernels=(kernel(),),
         device=Device("cpu"),
         seed=seed,
     )

@@ -15,9 +15,10 @@ from e2e import registry
 from e2e.binding import sparing
 from e2e.errors import CandidateError
 from e2e.numerics.captures import Captured, save_calls
-from e2e.numerics.exercise import engage, gradients, isolated, model_logits, plumbing, run_calls
+from e2e.numerics.exercise import engage, gradients, in_training, isolated, model_logits, plumbing, run_calls
 from e2e.numerics.training import compare
 from e2e.ops.rms_norm import RmsNorm
+from e2e.patch import Standing
 from e2e.protocols import OpCall
 from e2e.schema.words import ReasonCode
 from tests import tiny
@@ -192,8 +193,8 @@ def session() -> LlamaSession:
 
 def test_every_site_is_seen_to_call_the_kernel(session: LlamaSession) -> None:
     sites = OP.find_sites(session.model)
-    found = engage(session, OP, sites, OP.reference, seed=1)
-    assert found == {"calls": {site.fqn: 1 for site in sites}, "watermark_moved": True}
+    found = engage(session, [Standing(OP, sites, OP.reference)], seed=1)
+    assert found == {"calls": {site.fqn: 1 for site in sites}, "watermark_moved": [True]}
 
 
 def test_a_site_off_the_path_does_not_move_the_outputs(session: LlamaSession) -> None:
@@ -207,13 +208,14 @@ def test_a_site_off_the_path_does_not_move_the_outputs(session: LlamaSession) ->
 
             return run
 
-    assert engage(Detour(), OP, OP.find_sites(session.model), OP.reference, seed=1)["watermark_moved"] is False
+    kernel = Standing(OP, OP.find_sites(session.model), OP.reference)
+    assert engage(Detour(), [kernel], seed=1)["watermark_moved"] == [False]
 
 
 def logits_with(session: LlamaSession, kernel: Norm, path: Path, *constraints: str) -> Tensor:
     (ids,) = session.batch(1)
-    sites = OP.find_sites(session.model)
-    model_logits(session, OP, sites, kernel, calls=[(ids,)], path=path, constraints=list(constraints))
+    standing = Standing(OP, OP.find_sites(session.model), kernel, constraints)
+    model_logits(session, [standing], calls=[(ids,)], path=path)
     return load_file(path)["logits"]
 
 
@@ -270,17 +272,16 @@ def test_plumbing_is_measured_on_one_row_or_not_at_all(session: LlamaSession, in
 
 
 def gradient_file(session: LlamaSession, path: Path, kernel: Norm | None, *, borrowed: bool = False) -> Any:
-    return gradients(
-        session, OP, OP.find_sites(session.model), kernel, native=kernel is not None and not borrowed,
-        borrowed=borrowed, seed=1, path=path,
-    )  # fmt: skip
+    kernels = [] if kernel is None else [Standing(OP, OP.find_sites(session.model), kernel)]
+    ready = [in_training(item, native=not borrowed, borrowed=borrowed) for item in kernels]
+    return gradients(session, ready, seed=1, path=path)
 
 
 def judged(session: LlamaSession, folder: Path, kernel: Norm, *, borrowed: bool = False) -> dict[str, Any]:
     gradient_file(session, folder / "baseline", None)
     gradient_file(session, folder / "candidate", kernel, borrowed=borrowed)
     sites = OP.find_sites(session.model)
-    return compare(session, OP, sites, folder / "baseline", folder / "candidate", ratio=2.0, seed=1)
+    return compare(session, [(OP, sites)], folder / "baseline", folder / "candidate", ratio=2.0, seed=1)
 
 
 def test_right_gradients_pass(session: LlamaSession, tmp_path: Path) -> None:
@@ -289,11 +290,9 @@ def test_right_gradients_pass(session: LlamaSession, tmp_path: Path) -> None:
 
 
 def test_a_forward_only_kernel_is_refused_by_name(session: LlamaSession, tmp_path: Path) -> None:
+    kernel = in_training(Standing(OP, OP.find_sites(session.model), OP.reference), native=False, borrowed=False)
     with pytest.raises(CandidateError) as caught:
-        gradients(
-            session, OP, OP.find_sites(session.model), OP.reference, native=False, borrowed=False, seed=1,
-            path=tmp_path / "g",
-        )  # fmt: skip
+        gradients(session, [kernel], seed=1, path=tmp_path / "g")
     assert caught.value.code == ReasonCode.NO_BACKWARD
 
 

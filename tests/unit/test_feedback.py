@@ -157,7 +157,7 @@ ISOLATED = Isolated(
 
 def test_a_claim_stands_beside_the_op_alone_and_the_workload() -> None:
     run = evidence(timed(1.159, alternative=1.159), isolated=ISOLATED)
-    record = claim(kernel(Claim(speedup=12.9)), run, judge(run, policy()))
+    record = claim([kernel(Claim(speedup=12.9))], run, judge(run, policy()))
     assert record is not None
     assert record.claimed is not None
     assert record.claimed.speedup == 12.9
@@ -167,7 +167,7 @@ def test_a_claim_stands_beside_the_op_alone_and_the_workload() -> None:
 
 def test_a_claim_against_a_pytorch_path_is_compared_with_that() -> None:
     run = evidence(timed(1.159, alternative=1.159), isolated=ISOLATED)
-    record = claim(kernel(Claim(speedup=2, against="F.rms_norm")), run, judge(run, policy()))
+    record = claim([kernel(Claim(speedup=2, against="F.rms_norm"))], run, judge(run, policy()))
     assert record is not None
     assert record.isolated == pytest.approx(2)
     assert record.in_context == pytest.approx(1.0, rel=0.01)
@@ -175,12 +175,12 @@ def test_a_claim_against_a_pytorch_path_is_compared_with_that() -> None:
 
 def test_without_claim_and_measurement_there_is_no_claim_record() -> None:
     run = evidence()
-    assert claim(kernel(), run, judge(run, policy())) is None
+    assert claim([kernel()], run, judge(run, policy())) is None
 
 
 def test_an_unmeasured_claim_is_absent_and_not_one() -> None:
     run = evidence()
-    record = claim(kernel(Claim(speedup=3)), run, judge(run, policy()))
+    record = claim([kernel(Claim(speedup=3))], run, judge(run, policy()))
     assert record is not None
     assert (None, None) == (record.isolated, record.in_context)
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from e2e.arms import Arena, Bound, Candidate
+from e2e.arms import Arena, Bound, Candidate, Part
 from e2e.numerics.examine import Examiner
-from e2e.numerics.exercise import engage, gradients, model_logits, run_calls, step_outputs
+from e2e.numerics.exercise import engage, gradients, in_training, model_logits, run_calls, step_outputs
 from e2e.numerics.training import compare
 from e2e.ops.patch import PatchOp
-from e2e.patch import sites_of
+from e2e.patch import Standing, sites_of
 from e2e.protocols import Site
 from e2e.schema.evidence import CAPTURED
 from e2e.scout import Replica, replica_of
@@ -51,9 +51,13 @@ class PatchedLlama:
         run_calls(self.op, self.replica, **names, constraints=[], device="cpu")
         return self.examiner.compare_ops(outputs=folder / "outputs", ratio=RATIO)
 
+    @property
+    def standing(self) -> Standing:
+        return Standing(self.op, self.sites, self.replica)
+
     def arena(self) -> Arena:
         kernel = Bound(self.replica, "0" * 64)
-        return Arena(self.session, self.op, self.sites, Candidate(kernel, frozenset(self.replica.fqns)))
+        return Arena(self.session, [Part(self.op, self.sites, Candidate(kernel, frozenset(self.replica.fqns)))])
 
 
 def same(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> bool:
@@ -129,8 +133,8 @@ def test_a_site_that_no_step_calls_is_none_here(tmp_path: Path) -> None:
 @pytest.mark.parametrize("entry", [patches.on_model, patches.before_model, patches.on_classes])
 def test_every_site_is_seen_to_run(entry: Callable[..., Any]) -> None:
     patched = PatchedLlama(entry)
-    found = engage(patched.session, patched.op, patched.sites, patched.replica, seed=1)
-    assert {"calls": dict.fromkeys(patched.replica.fqns, 1), "watermark_moved": True} == found
+    found = engage(patched.session, [patched.standing], seed=1)
+    assert {"calls": dict.fromkeys(patched.replica.fqns, 1), "watermark_moved": [True]} == found
 
 
 def test_the_models_logits_are_the_patched_ones(tmp_path: Path) -> None:
@@ -138,9 +142,8 @@ def test_the_models_logits_are_the_patched_ones(tmp_path: Path) -> None:
 
     patched = PatchedLlama(patches.wrong)
     (ids,) = patched.session.batch(1)
-    args = (patched.session, patched.op, patched.sites, patched.replica)
-    calls = model_logits(*args, calls=[(ids,)], path=tmp_path / "logits", constraints=[])
-    assert len(patched.sites) == calls
+    calls = model_logits(patched.session, [patched.standing], calls=[(ids,)], path=tmp_path / "logits")
+    assert len(patched.sites) == sum(calls.values())
     expected = patched.session.answers(patched.replica.model, ids).reshape(-1, tiny.VOCABULARY)
     assert torch.equal(expected, load_file(tmp_path / "logits")["logits"])
     assert not torch.allclose(expected, patched.session.answers(patched.session.model, ids).reshape(expected.shape))
@@ -149,14 +152,13 @@ def test_the_models_logits_are_the_patched_ones(tmp_path: Path) -> None:
 def test_in_training_every_parameter_keeps_its_gradient(tmp_path: Path) -> None:
     patched = PatchedLlama(patches.on_model, step="train")
     patched.survey(tmp_path)
-    args = (patched.session, patched.op, patched.sites)
-    rest: dict[str, Any] = {"borrowed": False, "seed": 1, "native": True}
-    own = gradients(*args, None, path=tmp_path / "baseline", **rest)
-    theirs = gradients(*args, patched.replica, path=tmp_path / "candidate", **rest)
+    kernel = in_training(patched.standing, native=True, borrowed=False)
+    own = gradients(patched.session, [], seed=1, path=tmp_path / "baseline")
+    theirs = gradients(patched.session, [kernel], seed=1, path=tmp_path / "candidate")
     assert own["with_gradient"] == theirs["with_gradient"]
     assert dict.fromkeys(patched.replica.fqns, 1) == theirs["calls"]
     files = (tmp_path / "baseline", tmp_path / "candidate")
-    found = compare(patched.session, patched.op, patched.examiner.fit, *files, ratio=RATIO, seed=1)
+    found = compare(patched.session, patched.examiner.occurrences, *files, ratio=RATIO, seed=1)
     assert "passed" == found["status"]
     assert all(p.grad is None for p in patched.session.model.parameters()), "the training copy is its own"
 
@@ -181,9 +183,9 @@ def test_a_compiled_arm_proves_how_many_sites_are_in_its_graph() -> None:
     patched = PatchedLlama(patches.on_model)
     arena = patched.arena()
     known = arena.prepare("candidate:compile", seed=7)
-    assert len(patched.sites) == known["kernel_calls"]
+    assert len(patched.sites) == sum(known["kernel_calls"])
     assert known["regions"] and not known["graph_breaks"]
-    assert 0 == arena.prepare("baseline:compile", seed=7)["kernel_calls"]
+    assert [0] == arena.prepare("baseline:compile", seed=7)["kernel_calls"]
     torch.testing.assert_close(
         step_outputs(patched.session, patched.replica.model, 5), arena.outputs("candidate:compile", 5)
     )

@@ -97,4 +97,4 @@ def test_a_repeat_wants_the_same_op(monkeypatch: pytest.MonkeyPatch) -> None:
     run = run.model_copy(update={"environment": {"workload_sha256": workload.sha256}})
     kernel = run.kernels[0].model_copy(update={"op_sha256": "1" * 64})
     with pytest.raises(UsageError, match=r"op .* has changed since"):
-        check_repeat(Repeat(run, 5), workload, kernel)
+        check_repeat(Repeat(run, 5), workload, [kernel])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from e2e import registry
-from e2e.arms import Arena
+from e2e.arms import Arena, Part
 from e2e.measure.memory import FIRST_STEPS, peak
 from e2e.schema.evidence import MemoryRecord
 from tests.sessions import LlamaSession
@@ -46,7 +46,7 @@ def seen(arena: Any, *, steps: int, device: str = "cpu") -> dict[str, Any]:
 def test_a_step_of_a_real_model_on_a_cpu_shows_the_process_and_nothing_of_a_device() -> None:
     op = registry.load("ops", "rms_norm")
     session = LlamaSession()
-    found = seen(Arena(session, op, op.find_sites(session.model), None), steps=FIRST_STEPS + 2)
+    found = seen(Arena(session, [Part(op, op.find_sites(session.model))]), steps=FIRST_STEPS + 2)
     assert {"steps", "first_step_s", "growth_bytes", "host_high_water_bytes"} == set(found)
     assert ARM == MemoryRecord.model_validate({**found, "arm": ARM}).arm
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from e2e import registry
-from e2e.arms import Arena
+from e2e.arms import Arena, Part
 from e2e.builders.planted import LATE_CALLS, LATE_TRICKS, PLUGIN, REFERENCE, TRICKS
 from e2e.measure.pause import Pause
 from e2e.ops.rms_norm import RmsNorm
@@ -26,7 +26,7 @@ PAUSE_S = 0.01
 @pytest.fixture(scope="module")
 def arena() -> Arena:
     session = ToySession()
-    made = Arena(session, OP, OP.find_sites(session.model), None)
+    made = Arena(session, [Part(OP, OP.find_sites(session.model))])
     made.prepare("baseline:eager", seed=1)
     made.plant(TWIN, pause_s=0.0, seed=1)
     made.plant(SLOW, pause_s=PAUSE_S, seed=1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from e2e import registry
-from e2e.arms import Arena, Bound, Candidate, bound_to
+from e2e.arms import Arena, Bound, Candidate, Part, bound_to
 from e2e.binding import differentiable, trainable
 from e2e.errors import CandidateError, UsageError
 from e2e.numerics.compare import exactly, judge_outputs
@@ -164,7 +164,7 @@ def arena(call: Any) -> tuple[Arena, ToySession]:
     session = ToySession()
     sites = LINEAR.find_sites(session.model)
     candidate = Candidate(Bound(call, f"{id(call):016x}"), frozenset(site.fqn for site in sites))
-    return Arena(session, LINEAR, sites, candidate), session
+    return Arena(session, [Part(LINEAR, sites, candidate)]), session
 
 
 class WithBias(Turning):
@@ -216,7 +216,7 @@ def test_a_captured_graph_replays_what_was_prepared_before_it() -> None:
     session.device = "cuda"  # type: ignore[misc]
     original = session.batch
     session.batch = lambda seed: tuple(item.cuda() for item in original(seed))  # type: ignore[method-assign]
-    place = Arena(session, LINEAR, place._sites, place._candidate)
+    place = Arena(session, place._parts)
     for name in ("baseline:eager", "candidate:cuda-graph", "candidate:reduce-overhead"):
         place.prepare(name, seed=1)
     assert kernel.turned == 2

@@ -36,7 +36,7 @@ def repeated(run: Result, *, workers: int = 23, **typed: Any) -> Request:
 
 
 def test_the_origin_says_what_was_asked_and_who_chose_the_seed() -> None:
-    loaded = Loaded(TYPED, WORKLOAD, policy(), results.kernel(), Device("cpu"), 7)
+    loaded = Loaded(TYPED, WORKLOAD, policy(), (results.kernel(),), Device("cpu"), 7)
     expected = Origin(workload_sha256="0" * 64, weights="random", seed_chosen=False, overrides=["model.weights"])
     assert loaded.origin == expected
     assert replace(loaded, request=replace(TYPED, seed=7)).origin.seed_chosen
@@ -80,7 +80,7 @@ def test_a_repeat_names_what_the_file_said_and_not_what_the_first_run_was_given(
 
 
 def test_the_same_kernel_and_workload_of_an_open_run_may_be_repeated() -> None:
-    check_repeat(Repeat(open_run(), 5), WORKLOAD, results.kernel())
+    check_repeat(Repeat(open_run(), 5), WORKLOAD, [results.kernel()])
 
 
 @pytest.mark.parametrize(
@@ -93,19 +93,19 @@ def test_the_same_kernel_and_workload_of_an_open_run_may_be_repeated() -> None:
 )
 def test_a_run_that_left_nothing_open_is_not_repeated(outcome: Outcome | None, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        check_repeat(Repeat(open_run(outcome=outcome), 5), WORKLOAD, results.kernel())
+        check_repeat(Repeat(open_run(outcome=outcome), 5), WORKLOAD, [results.kernel()])
 
 
 def test_a_changed_kernel_or_workload_is_another_question() -> None:
     changed = results.kernel().model_copy(update={"sha256": "1" * 64})
     with pytest.raises(UsageError, match=r"kernel .* has changed since run .*\(sha256 000000000000 then, 111111111111"):
-        check_repeat(Repeat(open_run(), 5), WORKLOAD, changed)
+        check_repeat(Repeat(open_run(), 5), WORKLOAD, [changed])
     with pytest.raises(UsageError, match=r"workload w\.yaml has changed since run"):
-        check_repeat(Repeat(open_run(environment={}), 5), WORKLOAD, results.kernel())
+        check_repeat(Repeat(open_run(environment={}), 5), WORKLOAD, [results.kernel()])
 
 
 @pytest.mark.parametrize("workers", [-1, 0, 4, 201, 10**12])
 def test_fewer_workers_than_a_verdict_needs_and_endless_repeats_are_refused(workers: int) -> None:
     with pytest.raises(UsageError, match=f"--workers {workers}: a verdict needs at least 5, .* at most 200"):
-        check_repeat(Repeat(open_run(), workers), WORKLOAD, results.kernel())
-    check_repeat(Repeat(open_run(), 200), WORKLOAD, results.kernel())
+        check_repeat(Repeat(open_run(), workers), WORKLOAD, [results.kernel()])
+    check_repeat(Repeat(open_run(), 200), WORKLOAD, [results.kernel()])

@@ -28,6 +28,7 @@ from e2e.stages.check import wait_for_caches, warm_caches
 from e2e.stages.course import Course
 from e2e.stages.memory import LEAST_STEPS, MOST_STEPS, measure_memory
 from e2e.stages.screen import record_of
+from e2e.workers import Member
 from tests.fakes import ALTERNATIVE, CANDIDATE, arms, evidence, kernel, policy
 
 BOTH = [ALTERNATIVE, CANDIDATE]
@@ -95,7 +96,7 @@ class FakeCrew:
         self.compiled: list[str] = []
         self.asked: list[tuple[str, int]] = []
         self.breaks_on = breaks_on
-        self.kernel = kernel()
+        self.members = [Member(kernel())]
         self._has_room = has_room
 
     def candidate_worker(self, fqns: Sequence[str], *, stage: Stage) -> FakeWorker:
@@ -198,7 +199,7 @@ COMPILED, EAGER = "candidate:compile", CANDIDATE
 
 
 def first_step(made: Course, arm: str) -> float | None:
-    reply = {"first_step_s": 0.5, "graph_breaks": False, "regions": 1, "kernel_calls": 13}
+    reply = {"first_step_s": 0.5, "graph_breaks": False, "regions": 1, "kernel_calls": [13]}
     return record_of(made, ArmName.parse(arm), reply).first_step_s
 
 
@@ -219,8 +220,9 @@ def test_a_first_step_out_of_a_cache_is_not_known() -> None:
 
 
 def in_python(crew: FakeCrew) -> FakeCrew:
-    own = crew.kernel.manifest.model_copy(update={"binding": "python"})
-    crew.kernel = crew.kernel.model_copy(update={"manifest": own})
+    (member,) = crew.members
+    own = member.kernel.manifest.model_copy(update={"binding": "python"})
+    member.kernel = member.kernel.model_copy(update={"manifest": own})
     return crew
 
 
@@ -326,7 +328,7 @@ def crew(tiny_workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(workers_module, "Zygote", FakeZygote)
     loaded = load_workload(str(tiny_workload), [])
     fields: dict[str, Any] = {"device": "cpu", "policy": policy(), "scratch": tmp_path, "seed": 1, "exam": Exam(1)}
-    return CrewOfOne(workload=loaded, cell=cells_of(loaded.workload)[0], kernel=own_kernel(), **fields)
+    return CrewOfOne(workload=loaded, cell=cells_of(loaded.workload)[0], members=[Member(own_kernel())], **fields)
 
 
 def own_kernel() -> Kernel:
@@ -362,7 +364,9 @@ def test_an_earlier_runs_code_makes_no_first_step_cold(crew: Crew) -> None:
 def test_what_was_compiled_is_known_to_a_run_of_the_same_workload_and_arms(crew: Crew) -> None:
     crew._caches(clean=True).mkdir(parents=True)
     crew.know_compiled(["baseline:compile", "headroom:compile"])
-    other_kernel = replace(crew, kernel=own_kernel().model_copy(update={"sha256": "cd" * 32}), seed=2, exam=Exam(2))
+    other_kernel = replace(
+        crew, members=[Member(own_kernel().model_copy(update={"sha256": "cd" * 32}))], seed=2, exam=Exam(2)
+    )
     assert other_kernel.has_compiled(["headroom:compile", "baseline:compile"])
     assert not crew.has_compiled(["baseline:compile"])
     assert not replace(crew, cell=crew.cell.model_copy(update={"batch": 7})).has_compiled(
@@ -371,7 +375,7 @@ def test_what_was_compiled_is_known_to_a_run_of_the_same_workload_and_arms(crew:
 
 
 def test_loading_the_kernel_is_timed_in_the_first_process_only(crew: Crew) -> None:
-    crew.built = Built(kernel=own_kernel(), builder="python", artifact="k.py", seconds=1.0, cached=False)
+    crew.members[0].built = Built(kernel=own_kernel(), builder="python", artifact="k.py", seconds=1.0, cached=False)
     assert None is crew.bind_s
     crew.candidate_worker([], stage=Stage.CHECK)
     first = crew.bind_s

@@ -16,14 +16,13 @@ from e2e.crew import Deadline
 from e2e.errors import E2EError
 from e2e.measure.schedule import SeedSource
 from e2e.processes import WorkerFault
-from e2e.protocols import Built
 from e2e.schema.evidence import NOT_CALLED, Evidence
-from e2e.schema.kernel import Kernel
 from e2e.schema.profile import OpProfile
 from e2e.schema.words import Stage
 from e2e.stages.course import Course
 from e2e.stages.planted import planted
 from e2e.stages.profile import Found, Profiler
+from e2e.workers import Member
 from tests.fakes import EAGER, HEADROOM, STEP_S, policy
 
 COMPILED, COMPILED_HEADROOM = "baseline:compile", "headroom:compile"
@@ -142,16 +141,10 @@ class FakeCrew:
     """Starts invented processes."""
 
     script: Script
-    kernel: Kernel
-    built: Built
-    fit: list[str] = field(default_factory=list)
+    members: list[Member]
     device: str = "cpu"
     scratch: Path = Path()
     workload: Any = None
-
-    @property
-    def op(self) -> str:
-        return self.kernel.manifest.op
 
     def worker(self, *, clean: bool) -> FakeWorker:
         assert clean, "no process of a profile may hold a candidate"
@@ -225,7 +218,7 @@ def scene(tmp_path: Path) -> Any:
         folder.mkdir()
         honest = planted("rms_norm", REFERENCE)
         acts = Script(ops, **script)
-        crew: Any = FakeCrew(acts, honest.kernel, honest, scratch=folder, workload=Told())
+        crew: Any = FakeCrew(acts, [Member(honest.kernel, honest)], scratch=folder, workload=Told())
         course = Course(
             crew=crew,
             policy=policy(modes=["eager", "compile"], segment_s=0.01, min_steps=1, blocks=4, max_blocks=6),

@@ -16,7 +16,7 @@ from e2e.stages import ready as stage
 from e2e.stages.course import Course
 from e2e.stages.ready import ready, workers_at_once
 from e2e.stages.screen import contending_headroom
-from e2e.workers import CandidateFault, Fault
+from e2e.workers import CandidateFault, Fault, Member
 from tests.fakes import CANDIDATE, EAGER, arm, arms, evidence, kernel, policy, segment
 
 SHAM = "sham:eager"
@@ -49,7 +49,7 @@ class ReadyCrew:
         self._room = {"held_bytes": held, "free_bytes": free}
         self._broken = broken
         self._count = 0
-        self.kernel = kernel()
+        self.members = [Member(kernel())]
 
     def begin(self, *, clean: bool) -> WaitingWorker:
         assert not clean
@@ -71,7 +71,7 @@ class ReadyCrew:
         self.log.append(f"hear {worker.number}")
         if name == self._broken:
             raise CandidateFault(Fault(code=ReasonCode.CANDIDATE_CRASHED, message="it died", stage=stage))
-        calls = 2 if name == CANDIDATE else None
+        calls = [2] if name == CANDIDATE else None
         return {"first_step_s": 0.1, "graph_breaks": False, "regions": None, "kernel_calls": calls}
 
     def ask(self, worker: object, do: str, *, stage: Stage) -> dict[str, Any]:
