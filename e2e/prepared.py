@@ -107,6 +107,7 @@ class Prepared:
         self._kept.clear()
         self._seen.clear()
         self._view.sources.clear()
+        self.seconds = 0.0
 
     def need_fresh(self) -> None:
         """Refuse what was prepared of parameters that have changed since, past torch's count or in a replayed graph.
@@ -139,7 +140,8 @@ class Prepared:
         if kept is not None and kept.is_current() and not is_trained:
             return kept
         if kept is not None:
-            del self._view.sources[id(kept.made[0])], self._seen[id(kept.parameters[0])]
+            self._seen.pop(id(kept.parameters[0]), None)  # another site's, where both have one weight
+            del self._view.sources[id(kept.made[0])]
         made = self._timed(args)
         counted = [item for item in _there(parameters) if not item.is_inference()]
         versions = [item._version for item in counted]
