@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from e2e.builders._nvrtc import find_nvrtc, nvrtc_compiler
 from e2e.builders._toolchain import Compiler, cuda_compiler, host_compiler
 from e2e.cache import cache_folder
 from e2e.errors import EnvironmentFault
@@ -80,6 +81,7 @@ def diagnose() -> Diagnosis:
         _driver(),
         _compiler("host compiler", host_compiler),
         _compiler("nvcc", cuda_compiler),
+        _nvrtc(),
         _package("apache-tvm-ffi", "pip install apache-tvm-ffi"),
         _package("triton", "comes with CUDA builds of torch"),
         _package("ninja", "not needed by e2e; `torch/extension.h` builds use it"),
@@ -105,6 +107,7 @@ def conclude(checks: list[Check]) -> Diagnosis:
         "Python kernels on the CPU": base,
         ".cpp kernels on the CPU": [*native, "host compiler"],
         ".cu kernels": [*native, "CUDA device", "nvcc", "host compiler"],
+        "bare .cu kernels (raw)": [*base, "CUDA device", "NVRTC" if status.get("NVRTC") == "ok" else "nvcc"],
         "Triton kernels": [*base, "CUDA device", "triton"],
     }
     lacking = {kind: [name for name in names if status.get(name) != "ok"] for kind, names in needs.items()}
@@ -167,6 +170,13 @@ def _compiler(name: str, find: Callable[[], Compiler]) -> Check:
         return Check(name, "ok", find().identity)
     except EnvironmentFault as error:
         return Check(name, "missing", "", error.message.removesuffix(", then see `e2e doctor`"))
+
+
+def _nvrtc() -> Check:
+    found = find_nvrtc()
+    if found is None:
+        return Check("NVRTC", "missing", "", "only where there is no nvcc: pip install nvidia-cuda-nvrtc")
+    return _compiler("NVRTC", lambda: nvrtc_compiler(found))
 
 
 def _package(name: str, remedy: str) -> Check:

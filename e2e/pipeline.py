@@ -357,6 +357,6 @@ def exam_of(loaded: Loaded, cell: Cell) -> Exam:
 
 
 def _build_record(built: Built) -> BuildRecord:
-    fields: dict[str, Any] = built.model_dump(include={"seconds", "cached", "resources"})
+    fields: dict[str, Any] = built.model_dump(include={"seconds", "cached", "compiler", "resources"})
     said = {"command": assembly.near(built.command), "log": assembly.near(built.log)}
     return BuildRecord(kernel=built.kernel.sha256, **fields, **said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -30,11 +31,12 @@ class InPrepared:
         names = names or parameters
         self._op, self._count = op, len(names)
         self.name, self.schema, self.scalar_names = op.name, op.schema, op.scalar_names
-        self.places = tuple(op.tensor_names.index(name) for name in parameters)
-        """Of the parameters, in a call of the op."""
-        self._first = self.places[0]
-        kept = [name for name in op.tensor_names if name not in parameters]
-        self.tensor_names = (*kept[: self._first], *names, *kept[self._first :])
+        self.start = op.tensor_names.index(parameters[0])
+        self.end = self.start + len(parameters)
+        """Where a call of the op has its parameters: side by side."""
+        if op.tensor_names[self.start : self.end] != tuple(parameters):
+            raise ValueError(f"parameters of {op.name} do not stand side by side in its calls")
+        self.tensor_names = (*op.tensor_names[: self.start], *names, *op.tensor_names[self.end :])
         self.sources: dict[int, Tensors] = {}
         """Parameters by the identity of the first tensor that was made of them."""
 
@@ -47,17 +49,9 @@ class InPrepared:
         count, args = len(self._op.tensor_names), self._original((*call.tensors, *call.scalars))
         return self._op.dims(OpCall(args[:count], args[count:]))
 
-    def call(self, args: Tensors, made: Tensors) -> Tensors:
-        """The call with prepared tensors instead of parameters."""
-        kept = [item for place, item in enumerate(args) if place not in self.places]
-        return (*kept[: self._first], *made, *kept[self._first :])
-
     def _original(self, call: Tensors) -> Tensors:
-        made, kept = call[self._first : self._first + self._count], list(call)
-        del kept[self._first : self._first + self._count]
-        for place, tensor in zip(self.places, self.sources[id(made[0])], strict=True):
-            kept.insert(place, tensor)
-        return tuple(kept)
+        parameters = self.sources[id(call[self.start])]
+        return (*call[: self.start], *parameters, *call[self.start + self._count :])
 
 
 @dataclass(frozen=True)
@@ -66,9 +60,18 @@ class _Kept:
 
     parameters: Tensors
     made: Tensors
-    version: tuple[int | None, ...]
+    counted: Sequence[Tensor]
+    versions: Sequence[int]
     """Torch counts changes of a tensor, but not those through `.data` or by a kernel."""
     checksums: tuple[int, ...]
+
+    def is_of(self, parameters: Tensors) -> bool:
+        """Whether it was made of these very objects, and they have not changed since by torch's count."""
+        return all(map(operator.is_, self.parameters, parameters)) and self.is_current()
+
+    def is_current(self) -> bool:
+        """Whether the parameters have not changed since, by torch's count."""
+        return [tensor._version for tensor in self.counted] == self.versions
 
 
 class Prepared:
@@ -83,6 +86,9 @@ class Prepared:
         """`make` takes a call of the op, and prepares its parameters."""
         self._view, self._kernel, self._make, self._shown = view, kernel, make, shown
         self._kept: dict[Any, _Kept] = {}
+        """By the parameters' places in memory: from a compiled graph they come as other objects."""
+        self._seen: dict[int, _Kept] = {}
+        """The same by the first parameter's identity, which is quicker to ask for."""
         self.backward = getattr(kernel, "backward", None)
         """Takes gradients of the outputs, the forward's tensors and what it saved; None where there is none."""
         self.seconds: Seconds = 0.0
@@ -99,7 +105,9 @@ class Prepared:
     def forget(self) -> None:
         """Let go of everything prepared."""
         self._kept.clear()
+        self._seen.clear()
         self._view.sources.clear()
+        self.seconds = 0.0
 
     def need_fresh(self) -> None:
         """Refuse what was prepared of parameters that have changed since, past torch's count or in a replayed graph.
@@ -110,29 +118,36 @@ class Prepared:
         stale = [
             kept
             for kept in self._kept.values()
-            if kept.version != _version(kept.parameters) or kept.checksums != _checksums(kept.parameters)
+            if not kept.is_current() or kept.checksums != _checksums(kept.parameters)
         ]
         if stale:
             message = f"parameters of {len(stale)} of {len(self._kept)} sites changed after they were prepared"
             raise CandidateError(f"{self._shown}: prepare: {message}", code="prepared_stale")
 
     def _prepared(self, args: Tensors) -> Tensors:
-        parameters = tuple(args[place] for place in self._view.places)
+        """The call with what was prepared in the parameters' place; every eager call of a candidate passes here."""
+        view = self._view
+        parameters = args[view.start : view.end]
+        kept = self._seen.get(id(parameters[0]))
+        if kept is None or not kept.is_of(parameters) or torch.is_grad_enabled():
+            kept = self._found(parameters, args)
+        return args[: view.start] + kept.made + args[view.end :]
+
+    def _found(self, parameters: Tensors, args: Tensors) -> _Kept:
         key = tuple(map(_place, parameters))
         kept = self._kept.get(key)
         is_trained = torch.is_grad_enabled() and any(item.requires_grad for item in _there(parameters))
-        if kept is None or is_trained or kept.version != _version(parameters):
-            kept = self._renewed(key, parameters, args)
-        return self._view.call(args, kept.made)
-
-    def _renewed(self, key: Any, parameters: Tensors, args: Tensors) -> _Kept:
-        old = self._kept.pop(key, None)
-        if old is not None:
-            del self._view.sources[id(old.made[0])]
+        if kept is not None and kept.is_current() and not is_trained:
+            return kept
+        if kept is not None:
+            self._seen.pop(id(kept.parameters[0]), None)  # another site's, where both have one weight
+            del self._view.sources[id(kept.made[0])]
         made = self._timed(args)
-        kept = _Kept(parameters, made, _version(parameters), _checksums(parameters))
-        self._kept[key] = kept
+        counted = [item for item in _there(parameters) if not item.is_inference()]
+        versions = [item._version for item in counted]
+        kept = self._kept[key] = _Kept(parameters, made, counted, versions, _checksums(parameters))
         self._view.sources[id(made[0])] = parameters
+        self._seen[id(parameters[0])] = kept
         return kept
 
     def _timed(self, args: Tensors) -> Tensors:
@@ -152,12 +167,7 @@ def _there(tensors: Iterable[Any]) -> list[Tensor]:
 
 
 def _place(tensor: Any) -> Any:
-    """Where a tensor lies: the same parameter comes as another object from a compiled graph."""
     return None if tensor is None else (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-
-
-def _version(tensors: Iterable[Any]) -> tuple[int | None, ...]:
-    return tuple(None if item.is_inference() else item._version for item in _there(tensors))
 
 
 def _checksums(tensors: Iterable[Any]) -> tuple[int, ...]:

@@ -27,6 +27,8 @@ class Built(Record):
     """Absolute path of the shared library, cubin or Python source."""
     seconds: float
     cached: bool
+    compiler: str | None = None
+    """Its name and version; None where nothing is compiled."""
     command: str | None = None
     log: str = ""
     resources: list[str] = []

@@ -292,6 +292,8 @@ def _set_up(result: Result, evidence: Evidence) -> Facts:
     parts = [] if costs.build_s is None else [f"build {duration(costs.build_s, digits=3)}"]
     if evidence.builds and all(build.cached for build in evidence.builds):
         parts = ["build from the cache"]
+    compilers = dict.fromkeys(build.compiler for build in evidence.builds if build.compiler)
+    parts = [f"{part} by {', '.join(compilers)}" for part in parts] if compilers else parts
     parts += [] if costs.bind_s is None else [f"load {duration(costs.bind_s, digits=3)}"]
     parts += [] if costs.prepare_s is None else [f"prepare {duration(costs.prepare_s, digits=3)}"]
     if costs.warm_step_s is not None:

@@ -58,7 +58,7 @@ class Recipe:
     artifact: str
     """File name of what is built."""
     identity: tuple[str, ...]
-    """Versions of compiler, packages and machine."""
+    """Versions of compiler (first), packages and machine."""
     versioned: tuple[Path, ...]
     """Header folders that `identity` stands for."""
 
@@ -196,10 +196,16 @@ def _built(recipe: Recipe, folder: Path, *, seconds: float, cached: bool) -> Bui
         artifact=str(folder / entry.artifact),
         seconds=seconds,
         cached=cached,
+        compiler=_called(recipe),
         command=entry.command,
         log=entry.log,
         resources=resources(entry.log),
     )
+
+
+def _called(recipe: Recipe) -> str:
+    """Name and version of the compiler, which begin its identity."""
+    return re.split(r";| in /", recipe.identity[0], maxsplit=1)[0]
 
 
 def _shown(recipe: Recipe) -> str:

@@ -32,7 +32,7 @@ _SOURCE_ERRORS = (
 _OTHER_ERRORS = (
     re.compile(r"^(?:.*: )?(?P<text>undefined reference to .+)$"),
     re.compile(r"^ptxas .*?(?:error|fatal)\s*: (?P<text>.+)$"),
-    re.compile(r"^nvcc (?:error|fatal)\s*: (?P<text>.+)$"),
+    re.compile(r"^(?:nvcc (?:error|fatal)\s*|nvrtc: error): (?P<text>.+)$"),
     re.compile(r"^\S*(?:\+\+|gcc|cc1plus|clang\S*|collect2|nvlink|ld)(?:: | )(?:fatal )?error: (?P<text>.+)$"),
     re.compile(r"^\S*ld: (?P<text>cannot find .+)$"),
     re.compile(r"^(?:cc1plus: )?(?P<text>(?:out of memory|virtual memory exhausted).*)$"),

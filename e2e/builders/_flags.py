@@ -12,7 +12,8 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from e2e.errors import UsageError
+from e2e.errors import CandidateError, UsageError
+from e2e.protocols import BuildTarget
 from e2e.schema.kernel import Kernel
 
 _HOST = re.compile(
@@ -84,6 +85,23 @@ def stated_architectures(kernel: Kernel) -> list[str]:
     if flagged and kernel.manifest.arch:
         raise UsageError(f"{kernel.shown}: arch and flags both say what to build for; keep `arch`")
     return kernel.manifest.arch or flagged
+
+
+def target_architectures(kernel: Kernel, target: BuildTarget) -> list[str]:
+    """`stated_architectures`, of which one must run on the target's device, if that is known.
+
+    Raises:
+        UsageError: flags that are not allowed, or that say it a second time.
+        CandidateError: `build_failed`: none of them runs there.
+    """
+    stated = stated_architectures(kernel)
+    if target.arch is not None and stated and not runs_on(stated, target.arch):
+        raise CandidateError(
+            f"{kernel.spec}: it is built for {', '.join(stated)}, and this device is sm_{target.arch}",
+            code="build_failed",
+            line=kernel.block_line,
+        )
+    return stated
 
 
 def runs_on(built_for: list[str], device: str) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.builders._flags import checked_flags, runs_on, stated_architectures
+from e2e.builders._flags import checked_flags, target_architectures
 from e2e.builders._toolchain import Compiler, cuda_compiler
-from e2e.errors import CandidateError, UsageError
+from e2e.errors import UsageError
 from e2e.protocols import BuildTarget
 from e2e.schema.kernel import Kernel
 
@@ -38,13 +38,7 @@ def nvcc_command(kernel: Kernel, target: BuildTarget, *, standard: str = "c++17"
         if found := set(path) & _READ_BY_SHELLS:
             raise UsageError(f"nvcc cannot take the path {path!r}: a shell reads {min(found)!r}; rename it")
     flags = checked_flags(kernel, nvcc=True)
-    stated = stated_architectures(kernel)
-    if target.arch is not None and stated and not runs_on(stated, target.arch):
-        raise CandidateError(
-            f"{kernel.spec}: it is built for {', '.join(stated)}, and this device is sm_{target.arch}",
-            code="build_failed",
-            line=kernel.block_line,
-        )
+    stated = target_architectures(kernel, target)
     argv = [
         *compiler.argv,
         *([] if any(flag.startswith("-O") for flag in flags) else ["-O3"]),

@@ -65,25 +65,30 @@ def host_compiler() -> Compiler:
     return Compiler((found,), _host_identity([found]))
 
 
-def cuda_compiler() -> Compiler:
-    """Nvcc from CUDA_HOME, PATH or /usr/local/cuda, asked where its toolkit is: it may be a wrapper script.
-
-    Raises:
-        EnvironmentFault: there is none, or it does not run.
-    """
+def find_nvcc() -> Path | None:
+    """The one of CUDA_HOME, PATH or /usr/local/cuda."""
     homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
     places = [Path(home) / "bin" / "nvcc" for home in homes if home]
     on_path = shutil.which("nvcc")
     places += [Path(on_path)] if on_path else []
     places.append(_USUAL_NVCC)
-    nvcc = next((place for place in places if os.access(place, os.X_OK)), None)
+    return next((place for place in places if os.access(place, os.X_OK)), None)
+
+
+def cuda_compiler() -> Compiler:
+    """Nvcc, asked where its toolkit is: it may be a wrapper script.
+
+    Raises:
+        EnvironmentFault: there is none, or it does not run.
+    """
+    nvcc = find_nvcc()
     if nvcc is None:
         raise EnvironmentFault(
             "no CUDA compiler: nvcc is neither in CUDA_HOME nor on PATH; "
             f"install the CUDA toolkit (12.4 or newer) or set CUDA_HOME, {_DOCTOR}"
         )
     # A dry run names the toolkit and the exact build without compiling anything.
-    said = _ask([str(nvcc), "--dryrun", "-x", "cu", os.devnull, "-o", os.devnull])
+    said = ask([str(nvcc), "--dryrun", "-x", "cu", os.devnull, "-o", os.devnull])
     top = re.search(r"^#\$ TOP=(.+)$", said, re.MULTILINE)
     toolkit = Path(top[1].strip()).resolve() if top else nvcc.resolve().parent.parent
     version = ".".join(re.findall(r"-D__CUDACC_VER_(?:MAJOR|MINOR|BUILD)__=(\d+)", said)[:3])
@@ -118,12 +123,12 @@ def cpu_identity() -> str:
 
 
 def _host_identity(argv: list[str]) -> str:
-    said = _ask([*argv, "--version"]).split("\n", 1)[0]
+    said = ask([*argv, "--version"]).split("\n", 1)[0]
     variables = [f"{name}={os.environ[name]}" for name in _ENVIRONMENT if os.environ.get(name)]
     return "; ".join([said, str(Path(shutil.which(argv[-1]) or argv[-1]).resolve()), *variables])
 
 
-def _ask(argv: list[str]) -> str:
+def ask(argv: list[str]) -> str:
     """Both output streams of a compiler asked about itself.
 
     Raises:

@@ -21,6 +21,8 @@ from e2e.builders._calls import (
 )
 from e2e.builders._driver import Driver, DriverError, LaunchConfig
 from e2e.builders._nvcc import nvcc_command
+from e2e.builders._nvrtc import Found, find_nvrtc, nvrtc_command, nvrtc_compiler
+from e2e.builders._toolchain import Compiler, find_nvcc
 from e2e.errors import CandidateError
 from e2e.protocols import BuildTarget, Built, Op, OpCall, outputs_of
 from e2e.schema.constraint import evaluate
@@ -36,19 +38,16 @@ class RawBuilder:
     """Builds a cubin and launches its functions through the driver."""
 
     def build(self, kernel: Kernel, target: BuildTarget) -> Built:
-        """Compile to a cubin with nvcc, or find in the cache.
+        """Compile to a cubin with nvcc, where there is none with NVRTC, or find in the cache.
 
         Raises:
             UsageError: a flag that a manifest may not hold.
             CandidateError: `build_failed` or `timed_out`.
-            EnvironmentFault: no toolkit, no CUDA.
+            EnvironmentFault: neither of the two, no CUDA.
         """
         require_device(kernel, target)
-        nvcc = nvcc_command(kernel, target)
-        source = str(Path(kernel.path or "").absolute())
-        argv = [*nvcc.argv, "-cubin", *DEPENDENCY_FLAGS, "-o", OUT, source]
-        recipe = Recipe(kernel, "raw", tuple(argv), "kernel.cubin", (nvcc.compiler.identity,), versioned=nvcc.headers)
-        return build_once(recipe, target)
+        found = None if find_nvcc() else find_nvrtc()
+        return build_once(_by_nvcc(kernel, target) if found is None else _by_nvrtc(kernel, target, found), target)
 
     def bind(self, built: Built, op: Op, dtype: str) -> Callable[..., Any]:
         """The launches as the op's call: one after the other on torch's current stream; returns the outputs.
@@ -74,6 +73,21 @@ class RawBuilder:
             raise bind_failed(built, f"entry: {error}") from error
         device = torch.cuda.current_device()
         return launcher(driver, functions, op, built, lambda: _cuda_getCurrentRawStream(device))
+
+
+def _by_nvcc(kernel: Kernel, target: BuildTarget) -> Recipe:
+    nvcc = nvcc_command(kernel, target)
+    return _recipe(kernel, [*nvcc.argv, "-cubin"], nvcc.compiler, nvcc.headers)
+
+
+def _by_nvrtc(kernel: Kernel, target: BuildTarget, found: Found) -> Recipe:
+    compiler = nvrtc_compiler(found)
+    return _recipe(kernel, nvrtc_command(kernel, target, compiler, found), compiler, found.headers)
+
+
+def _recipe(kernel: Kernel, argv: list[str], compiler: Compiler, headers: tuple[Path, ...]) -> Recipe:
+    words = (*argv, *DEPENDENCY_FLAGS, "-o", OUT, str(Path(kernel.path or "").absolute()))
+    return Recipe(kernel, "raw", words, "kernel.cubin", (compiler.identity,), versioned=headers)
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,8 @@ def is_declared_lossy(case: Case) -> Iterator[Reason]:
 def is_not_judged(case: Case) -> str | None:
     """Why the op rule's giving way leaves nothing that judged the kernel, if so."""
     check, lossy = case.evidence.model_check, [row for row in case.evidence.op_checks if row.status == "lossy"]
-    if not lossy or (check is not None and check.precision is not None and check.answer.has_labels):
+    asked = check if check is not None and check.precision is not None else None
+    if (asked is not None and asked.answer.has_labels) or (asked is None and not lossy):
         return None
     return (
         f"the kernel declares a lossy precision, and errs more than PyTorch on {len(lossy)} of"

@@ -40,6 +40,8 @@ class BuildRecord(Record):
     """sha256 of the kernel."""
     seconds: Seconds
     cached: bool
+    compiler: str | None = None
+    """Its name and version; None where nothing was compiled."""
     command: str | None = None
     log: str = ""
     """What the compiler said, at most a few kilobytes."""

@@ -22,8 +22,8 @@ LAYOUTS: Mapping[str, tuple[str, ...]] = {"attention": ("bhsd", "bshd"), "rope":
 """Layouts by op; the first is the op's own."""
 OTHER_OPS = frozenset({"interleaved"})
 """Layouts in which other numbers belong together: no view turns one into the other, so the op is `rope:interleaved`."""
-_WHOLE = ("int32", "int64", "uint8")
-"""Dtypes of scratch memory and saved indices, beyond those of a model."""
+_OTHERS = ("float64", "int8", "int32", "int64", "uint8")
+"""Dtypes of scratch memory, saved indices and packed weights, beyond those of a model."""
 
 
 class Claim(Record):
@@ -154,8 +154,8 @@ class Manifest(Record):
                 raise ValueError(f"one name each, as in `- rstd: rows, float32`, not {item!r}")
             for shape in item.values():
                 *sizes, dtype = [part.strip() for part in shape.split(",")]
-                if not sizes or dtype not in (*get_args(DType), *_WHOLE, "dtype"):
-                    known = ", ".join((*get_args(DType), *_WHOLE))
+                if not sizes or dtype not in (*get_args(DType), *_OTHERS, "dtype"):
+                    known = ", ".join((*get_args(DType), *_OTHERS))
                     raise ValueError(f"{shape!r} must be sizes, then a dtype ({known}, or `dtype` for the call's own)")
                 for size in sizes:
                     check_expression(int(size) if size.isdigit() else size)

@@ -1,19 +1,21 @@
 # /// e2e
 # op: linear
 # entry: linear
-# prepare: turn
-# prepared: [{turned: "inputs, outputs, dtype"}, {bias: "outputs, dtype"}]
+# prepare: widen
+# prepared: [{wide: "inputs, outputs, float64"}, {start: "outputs, float64"}]
 # ///
-"""A linear layer whose weight is turned round once, so that every call reads it along its rows."""
+"""A linear layer that sums in double precision; its weight is widened and turned round once."""
 
 import torch
 
 
-def turn(weight, bias):
-    """The weight as (inputs, outputs), and a bias of zeros where there is none."""
-    return weight.t().contiguous(), weight.new_zeros(weight.shape[0]) if bias is None else bias
+def widen(weight, bias):
+    """The weight as (inputs, outputs), and zeros where there is no bias."""
+    start = weight.new_zeros(weight.shape[0]) if bias is None else bias
+    return weight.double().t().contiguous(), start.double()
 
 
-def linear(x, turned, bias):
-    """What `turn` gave stands in the place of weight and bias."""
-    return torch.addmm(bias, x.reshape(-1, x.shape[-1]), turned).reshape(*x.shape[:-1], bias.shape[0])
+def linear(x, wide, start):
+    """What `widen` gave stands in the place of weight and bias."""
+    rows = x.reshape(-1, x.shape[-1]).double()
+    return torch.addmm(start, rows, wide).to(x.dtype).reshape(*x.shape[:-1], start.shape[0])

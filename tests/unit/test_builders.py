@@ -332,6 +332,7 @@ def test_no_nvcc_is_told_with_its_remedy(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(_toolchain, "_USUAL_NVCC", tmp_path / "nvcc")
+    monkeypatch.setattr(raw, "find_nvrtc", lambda: None)
     with pytest.raises(EnvironmentFault, match=r"no CUDA compiler.*install the CUDA toolkit.*e2e doctor"):
         build(KERNELS / "bare_norm.cu", target(tmp_path, device="cuda"))
 

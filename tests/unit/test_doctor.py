@@ -3,7 +3,7 @@ from __future__ import annotations
 from e2e.doctor import Check, Status, conclude, render
 
 EVERYTHING = (
-    "python", "torch", "transformers", "CUDA device", "host compiler", "nvcc", "apache-tvm-ffi", "triton",
+    "python", "torch", "transformers", "CUDA device", "host compiler", "nvcc", "NVRTC", "apache-tvm-ffi", "triton",
 )  # fmt: skip
 
 
@@ -15,7 +15,7 @@ def checks(**status: Status) -> list[Check]:
 def test_a_whole_machine_validates_every_kind() -> None:
     diagnosis = conclude(checks())
     assert diagnosis.code == 0
-    assert len(diagnosis.possible) == 4
+    assert len(diagnosis.possible) == 5
     assert diagnosis.impossible == ()
 
 
@@ -24,6 +24,13 @@ def test_a_cpu_machine_validates_cpp_and_says_what_a_cu_needs() -> None:
     assert diagnosis.code == 0
     assert ".cpp kernels on the CPU" in diagnosis.possible
     assert ".cu kernels: needs CUDA device" in diagnosis.impossible
+
+
+def test_bare_kernels_need_one_of_two_compilers() -> None:
+    kind = "bare .cu kernels (raw)"
+    assert kind in conclude(checks(nvcc="missing")).possible
+    assert kind in conclude(checks(NVRTC="missing")).possible
+    assert f"{kind}: needs nvcc" in conclude(checks(nvcc="missing", NVRTC="missing")).impossible
 
 
 def test_without_torch_nothing_can_be_validated() -> None:

@@ -35,8 +35,8 @@ BUDGET = Numerics()
 
 
 def excused(
-    *, error: float | None, code: str | None = "op_error_exceeded", repeats: bool = True, lossy: bool = True
-) -> Any:
+    *, error: float | None, code: str | None = "op_error_exceeded", lossy: bool = True, **remarked: Any
+) -> tuple[str, ReasonCode | None]:
     row = {
         "site": "norm",
         "label": "captured",
@@ -52,7 +52,8 @@ def excused(
     remark = {
         **dict.fromkeys(("declined", "problem", "layout")),
         **dict.fromkeys(("inputs_changed", "aliased"), False),
-        "repeats": repeats,
+        "repeats": True,
+        **remarked,
     }
     (found,) = op_checks([row], [remark], is_lossy=lossy)
     return found.status, found.code
@@ -70,6 +71,19 @@ def test_no_precision_excuses_zeros_nor_what_is_not_a_number_nor_another_form() 
     assert excused(error=None) == ("wrong", ReasonCode.OP_ERROR_EXCEEDED)
     for code in ("nonfinite_output", "wrong_output_layout", "inputs_changed"):
         assert excused(error=0.01, code=code) == ("wrong", ReasonCode(code))
+
+
+@pytest.mark.parametrize(
+    ("remarked", "code"),
+    [
+        ({"problem": "it returned 2 tensors, not a tensor"}, ReasonCode.WRONG_OUTPUT_LAYOUT),
+        ({"inputs_changed": True}, ReasonCode.INPUTS_CHANGED),
+        ({"aliased": True}, ReasonCode.WRONG_OUTPUT_LAYOUT),
+        ({"layout": "(1, 2)"}, ReasonCode.WRONG_OUTPUT_LAYOUT),
+    ],
+)
+def test_what_else_is_wrong_with_a_lossy_call_stays_wrong(remarked: dict[str, Any], code: ReasonCode) -> None:
+    assert excused(error=0.01, **remarked) == ("wrong", code)
 
 
 def test_a_declared_lossy_kernel_has_to_repeat_itself() -> None:
@@ -133,6 +147,13 @@ def test_where_no_model_was_asked_nothing_is_decided() -> None:
 def test_where_the_task_knows_no_labels_nothing_is_decided() -> None:
     unknown = {"answer": Answer(what="features", is_distribution=False, has_labels=False)}
     outcome, found = codes(seen(kl_candidate=None, nll_upper=None, **unknown))
+    assert (outcome, found[0]) == (Outcome.INCONCLUSIVE, ReasonCode.CHECK_NO_POWER)
+
+
+@pytest.mark.parametrize("lossy", [True, False])
+def test_where_a_model_has_no_true_tokens_nothing_is_decided(lossy: bool) -> None:
+    answer = fakes.model_check().answer.model_copy(update={"has_labels": False})
+    outcome, found = codes(seen(lossy=lossy, answer=answer, nll_upper=None))
     assert (outcome, found[0]) == (Outcome.INCONCLUSIVE, ReasonCode.CHECK_NO_POWER)
 
 
