@@ -67,18 +67,28 @@ class DataSpec(Record):
 
 
 class Cells(Record):
-    """The sweep: the product of batch and sequence is the list of cells."""
+    """The sweep: the product of its lists is the list of cells."""
 
     batch: list[int] = Field(min_length=1)
     sequence: list[int] = Field(default=[1], min_length=1)
     """Tokens per row, padding included. Decode: tokens already in the cache. Images have none: 1."""
+
+    dtype: list[DType] = []
+    """None: `model.dtype`."""
+    step: list[Step] = []
+    """None: the workload's `step`."""
 
     @field_validator("batch", "sequence")
     @classmethod
     def _are_sizes(cls, value: list[int]) -> list[int]:
         if min(value) < 1:
             raise ValueError(f"must be at least 1, not {min(value)}")
-        again = [size for index, size in enumerate(value) if size in value[:index]]
+        return value
+
+    @field_validator("*")
+    @classmethod
+    def _are_different(cls, value: list[Any]) -> list[Any]:
+        again = [item for index, item in enumerate(value) if item in value[:index]]
         if again:
             raise ValueError(f"{again[0]} is given twice, and a cell is measured once")
         return value
@@ -104,6 +114,15 @@ class Workload(Record):
     policy: str | None = None
     """Name of a built-in policy or path of a policy file; `--policy` wins over it."""
     description: str = ""
+
+    @property
+    def trains(self) -> bool:
+        """Whether some cell is a training step."""
+        return "train" in (self.cells.step or [self.step])
+
+    def model_in(self, cell: Cell) -> ModelSpec:
+        """The model as that cell has it."""
+        return self.model.model_copy(update={"dtype": cell.dtype})
 
 
 class Cell(Record):
@@ -136,10 +155,12 @@ def cells_of(workload: Workload) -> list[Cell]:
         Cell(
             batch=batch,
             sequence=sequence,
-            dtype=workload.model.dtype,
-            step=workload.step,
-            new_tokens=workload.new_tokens if workload.step == "generate" else 0,
+            dtype=dtype,
+            step=step,
+            new_tokens=workload.new_tokens if step == "generate" else 0,
         )
+        for step in workload.cells.step or [workload.step]
+        for dtype in workload.cells.dtype or [workload.model.dtype]
         for batch in workload.cells.batch
         for sequence in workload.cells.sequence
     ]
