@@ -73,6 +73,10 @@ class Cells(Record):
     sequence: list[int] = Field(default=[1], min_length=1)
     """Tokens per row, padding included. Decode: tokens already in the cache. Images have none: 1."""
 
+    lengths: str | None = None
+    """A CSV file, relative to the workload file, whose prompt lengths choose `sequence`."""
+    groups: int = Field(4, ge=1)
+    """Cells that they are cut into."""
     dtype: list[DType] = []
     """None: `model.dtype`."""
     step: list[Step] = []
@@ -85,7 +89,7 @@ class Cells(Record):
             raise ValueError(f"must be at least 1, not {min(value)}")
         return value
 
-    @field_validator("*")
+    @field_validator("batch", "sequence", "dtype", "step")
     @classmethod
     def _are_different(cls, value: list[Any]) -> list[Any]:
         again = [item for index, item in enumerate(value) if item in value[:index]]
