@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from e2e.errors import UsageError
 from e2e.schema.record import Record
 
 Step = Literal["prefill", "decode", "generate", "train", "forward"]
@@ -70,8 +71,8 @@ class Cells(Record):
     """The sweep: the product of its lists is the list of cells."""
 
     batch: list[int] = Field(min_length=1)
-    sequence: list[int] = Field(default=[1], min_length=1)
-    """Tokens per row, padding included. Decode: tokens already in the cache. Images have none: 1."""
+    sequence: list[int] = []
+    """Tokens per row, padding included. Decode: tokens already in the cache. Images have none."""
 
     lengths: str | None = None
     """A CSV file, relative to the workload file, whose prompt lengths choose `sequence`."""
@@ -85,7 +86,7 @@ class Cells(Record):
     @field_validator("batch", "sequence")
     @classmethod
     def _are_sizes(cls, value: list[int]) -> list[int]:
-        if min(value) < 1:
+        if value and min(value) < 1:
             raise ValueError(f"must be at least 1, not {min(value)}")
         return value
 
@@ -123,6 +124,16 @@ class Workload(Record):
     def trains(self) -> bool:
         """Whether some cell is a training step."""
         return "train" in (self.cells.step or [self.step])
+
+    def need_sequence(self) -> None:
+        """For tasks whose rows are tokens.
+
+        Raises:
+            UsageError: the cells do not say how many.
+        """
+        if not self.cells.sequence:
+            message = f"cells.sequence: a row of {self.task} is so many tokens: say how many, as in `sequence: [128]`"
+            raise UsageError(message)
 
     def model_in(self, cell: Cell) -> ModelSpec:
         """The model as that cell has it."""
@@ -166,5 +177,5 @@ def cells_of(workload: Workload) -> list[Cell]:
         for step in workload.cells.step or [workload.step]
         for dtype in workload.cells.dtype or [workload.model.dtype]
         for batch in workload.cells.batch
-        for sequence in workload.cells.sequence
+        for sequence in workload.cells.sequence or [1]
     ]

@@ -19,6 +19,7 @@ class Session(ForwardSession):
     """A batch is ids and mask (B, S); the answer is the last hidden state (B, S, H), zeros at padding."""
 
     def __init__(self, workload: Workload, cell: Cell, *, root: Path, device: str, seed: int) -> None:
+        workload.need_sequence()
         spec = workload.model_in(cell)
         loaded = load_model(spec, AutoModel, root=root, device=device, seed=seed)
         super().__init__(cell, device, loaded.model)

@@ -25,6 +25,7 @@ class Session(ForwardSession):
     """
 
     def __init__(self, workload: Workload, cell: Cell, *, root: Path, device: str, seed: int) -> None:
+        workload.need_sequence()
         spec = workload.model_in(cell)
         loaded = load_model(spec, AutoModelForSpeechSeq2Seq, root=root, device=device, seed=seed)
         super().__init__(cell, device, loaded.model)
