@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import Tensor, nn
 from transformers import AutoModel
 
+from e2e.errors import UsageError
 from e2e.forward import Batch, ForwardSession
 from e2e.schema.evidence import Answer
 from e2e.schema.workload import SYNTHETIC, Cell, Workload
@@ -23,6 +24,8 @@ class Session(ForwardSession):
         spec = workload.model_in(cell)
         loaded = load_model(spec, AutoModel, root=root, device=device, seed=seed)
         super().__init__(cell, device, loaded.model)
+        if self.model.config.is_encoder_decoder:
+            raise UsageError(f"task: {self.model.config.model_type} has a decoder as well: take seq2seq-lm")
         vocabulary = self.model.config.vocab_size
         self._rows = Rows.read(workload.data, Source(spec, root), vocabulary=vocabulary, length=cell.sequence)
         is_synthetic = workload.data.path == SYNTHETIC

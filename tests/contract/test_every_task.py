@@ -302,6 +302,11 @@ def test_a_window_is_back_at_its_context_before_the_next_step(files: Files, kind
     )
 
 
+def test_an_encoder_decoder_is_no_encoder(files: Files) -> None:
+    with pytest.raises(UsageError, match="t5 has a decoder as well: take seq2seq-lm"):
+        made(files["seq2seq-lm"], "feature-extraction", "task=feature-extraction")
+
+
 def test_features_at_padding_are_zeros_and_the_mask_is_obeyed(files: Files) -> None:
     session = opened(files["feature-extraction"], "feature-extraction", "forward")
     ids, mask = session.batch(4)
