@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from e2e import registry
 from e2e.errors import UsageError
+from e2e.lengths import with_lengths
 from e2e.schema.policy import Policy
 from e2e.schema.workload import Workload
 from e2e.yaml_lines import MAX_BYTES, Parsed, explain, parse, printable
@@ -66,6 +67,7 @@ def load_workload(path: str, overrides: Sequence[str] = ()) -> LoadedWorkload:
         raise UsageError("\n".join([*found, *mistakes]))
     values = {".".join(setting.field): setting.value for setting in settings}
     whole = file.resolve()
+    workload = with_lengths(workload, whole.parent)
     return LoadedWorkload(workload, whole, values, source.sha256, registry.task_sha256(workload.task, whole.parent))
 
 

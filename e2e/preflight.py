@@ -17,7 +17,7 @@ from e2e.request import Repeat
 from e2e.schema.kernel import Kernel
 from e2e.schema.policy import FEWEST_WORKERS, MOST_WORKERS
 from e2e.schema.words import Outcome
-from e2e.schema.workload import SYNTHETIC
+from e2e.schema.workload import SYNTHETIC, cells_of
 from e2e.yaml_lines import printable
 
 REACH_S = 3.0
@@ -55,11 +55,13 @@ def check_fit(workload: LoadedWorkload, kernel: Kernel) -> None:
         raise UsageError(
             f"{workload.path.name}: sites: {', '.join(sites)}: {kernel.spec} is a patch, which goes everywhere"
         )
-    dtype = workload.workload.model.dtype
-    if dtype not in kernel.manifest.dtypes:
+    for dtype in {cell.dtype: None for cell in cells_of(workload.workload)}:
+        if dtype in kernel.manifest.dtypes:
+            continue
+        field = "cells.dtype=[{}]" if workload.workload.cells.dtype else "model.dtype={}"
         raise UsageError(
             f"{kernel.spec} declares dtypes {', '.join(kernel.manifest.dtypes)}, but {workload.path.name} runs in "
-            f"{dtype}; try --set model.dtype={kernel.manifest.dtypes[0]}"
+            f"{dtype}; try --set {field.format(kernel.manifest.dtypes[0])}"
         )
 
 
@@ -111,15 +113,16 @@ def check_repeat(repeat: Repeat, workload: LoadedWorkload, kernels: Sequence[Ker
 
 
 def check_task(workload: LoadedWorkload) -> None:
-    """The task exists, and has the step.
+    """The task exists, and has the steps of all cells.
 
     Raises:
         UsageError: it does not.
     """
-    task, step = workload.workload.task, workload.workload.step
+    task = workload.workload.task
     steps = registry.steps_of(task, workload.path.parent)
-    if steps is not None and step not in steps:
-        raise UsageError(f"{workload.path}: step: the task {task} has no {step}; it has: {', '.join(steps)}")
+    for step in {cell.step: None for cell in cells_of(workload.workload)}:
+        if steps is not None and step not in steps:
+            raise UsageError(f"{workload.path}: step: the task {task} has no {step}; it has: {', '.join(steps)}")
 
 
 def check_model(workload: LoadedWorkload) -> None:

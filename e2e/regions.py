@@ -14,13 +14,14 @@ _DIMENSIONS: tuple[Dimension, ...] = ("rows", "sequence", "batch")
 _BROKEN = {Outcome.INCORRECT, Outcome.FAILED, Outcome.NOT_APPLICABLE}
 
 
-def regions_of(cells: Sequence[Region]) -> Regions:
+def regions_of(cells: Sequence[Region], *, is_of_one_kind: bool = True) -> Regions:
     """The table with its rule, if a threshold of one dimension parts the cells that win from all others.
 
     A cell where it is unknown whether the kernel wins counts as one that does not. There is no rule beside a
-    cell where the kernel is wrong or does not run.
+    cell where the kernel is wrong or does not run, nor across dtypes or kinds of step.
     """
-    rules = [] if any(cell.outcome in _BROKEN for cell in cells) else _rules(cells)
+    is_none = not is_of_one_kind or any(cell.outcome in _BROKEN for cell in cells)
+    rules = [] if is_none else _rules(cells)
     rule, limits = rules[0] if rules else (None, None)
     others = ", ".join(other for other, _ in rules[1:])
     if others:

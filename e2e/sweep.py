@@ -60,7 +60,7 @@ def sweep(cells: Sequence[CellResult], policy: Policy) -> SweepVerdict:
         label=ruling.label,
         reasons=[*(fact.reason for fact in ruling.facts), *_advice(views)],
         decides=ruling.facts[0].index if ruling.facts else 0,
-        regions=regions_of([_region(view) for view in views]),
+        regions=regions_of([_region(view) for view in views], is_of_one_kind=_kinds(cells) == 1),
     )
 
 
@@ -172,6 +172,11 @@ def _advice(views: Sequence[View]) -> list[Reason]:
             if kind_of(reason.code) is ReasonKind.ADVICE:
                 first.setdefault(reason.code, view.says(reason).reason)
     return sorted(first.values(), key=lambda reason: list(ReasonCode).index(reason.code))
+
+
+def _kinds(cells: Sequence[CellResult]) -> int:
+    """In how many dtypes and steps the cells are: between two of them no threshold of a size decides."""
+    return len({(cell.cell.dtype, cell.cell.step) for cell in cells})
 
 
 def _region(view: View) -> Region:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from e2e.errors import UsageError
 from e2e.schema.record import Record
 
 Step = Literal["prefill", "decode", "generate", "train", "forward"]
@@ -67,18 +68,32 @@ class DataSpec(Record):
 
 
 class Cells(Record):
-    """The sweep: the product of batch and sequence is the list of cells."""
+    """The sweep: the product of its lists is the list of cells."""
 
     batch: list[int] = Field(min_length=1)
-    sequence: list[int] = Field(default=[1], min_length=1)
-    """Tokens per row, padding included. Decode: tokens already in the cache. Images have none: 1."""
+    sequence: list[int] = []
+    """Tokens per row, padding included. Decode: tokens already in the cache. Images have none."""
+
+    lengths: str | None = None
+    """A CSV file, relative to the workload file, whose prompt lengths choose `sequence`."""
+    groups: int = Field(4, ge=1)
+    """Cells that they are cut into."""
+    dtype: list[DType] = []
+    """None: `model.dtype`."""
+    step: list[Step] = []
+    """None: the workload's `step`."""
 
     @field_validator("batch", "sequence")
     @classmethod
     def _are_sizes(cls, value: list[int]) -> list[int]:
-        if min(value) < 1:
+        if value and min(value) < 1:
             raise ValueError(f"must be at least 1, not {min(value)}")
-        again = [size for index, size in enumerate(value) if size in value[:index]]
+        return value
+
+    @field_validator("batch", "sequence", "dtype", "step")
+    @classmethod
+    def _are_different(cls, value: list[Any]) -> list[Any]:
+        again = [item for index, item in enumerate(value) if item in value[:index]]
         if again:
             raise ValueError(f"{again[0]} is given twice, and a cell is measured once")
         return value
@@ -104,6 +119,25 @@ class Workload(Record):
     policy: str | None = None
     """Name of a built-in policy or path of a policy file; `--policy` wins over it."""
     description: str = ""
+
+    @property
+    def trains(self) -> bool:
+        """Whether some cell is a training step."""
+        return "train" in (self.cells.step or [self.step])
+
+    def need_sequence(self) -> None:
+        """For tasks whose rows are tokens.
+
+        Raises:
+            UsageError: the cells do not say how many.
+        """
+        if not self.cells.sequence:
+            message = f"cells.sequence: a row of {self.task} is so many tokens: say how many, as in `sequence: [128]`"
+            raise UsageError(message)
+
+    def model_in(self, cell: Cell) -> ModelSpec:
+        """The model as that cell has it."""
+        return self.model.model_copy(update={"dtype": cell.dtype})
 
 
 class Cell(Record):
@@ -136,10 +170,12 @@ def cells_of(workload: Workload) -> list[Cell]:
         Cell(
             batch=batch,
             sequence=sequence,
-            dtype=workload.model.dtype,
-            step=workload.step,
-            new_tokens=workload.new_tokens if workload.step == "generate" else 0,
+            dtype=dtype,
+            step=step,
+            new_tokens=workload.new_tokens if step == "generate" else 0,
         )
+        for step in workload.cells.step or [workload.step]
+        for dtype in workload.cells.dtype or [workload.model.dtype]
         for batch in workload.cells.batch
-        for sequence in workload.cells.sequence
+        for sequence in workload.cells.sequence or [1]
     ]

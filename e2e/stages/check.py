@@ -461,10 +461,17 @@ def know_answers(course: Course, reply: dict[str, Any]) -> None:
 
 
 def _model_tokens(course: Course) -> int:
-    """As many tokens as the policy wants and the size of the answers allows."""
+    """As many tokens as the policy wants, the size of the answers allows and, on a CPU, the model's own size."""
     answer, numerics = Answer.model_validate(course.facts["answer"]), course.policy.numerics
-    most = numerics.capture_bytes // (4 * (answer.width or 1)) * answer.tokens
-    return max(1, min(numerics.model_tokens, most))
+    most = min(numerics.model_tokens, numerics.capture_bytes // (4 * (answer.width or 1)) * answer.tokens)
+    if course.crew.device == "cpu" and course.evidence.model is not None:
+        most = min(most, max(_FEWEST_TOKENS, _CPU_PRODUCTS // course.evidence.model.parameters))
+    return max(1, most)
+
+
+_CPU_PRODUCTS = 2**36
+"""Weights times tokens that a CPU's reference is asked for: about ten seconds of one thread in float64."""
+_FEWEST_TOKENS = 64
 
 
 def check_training(course: Course, worker: Worker) -> None:

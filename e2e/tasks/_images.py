@@ -145,7 +145,7 @@ def _fitted(image: Tensor, shape: Shape) -> Tensor:
 def _statistics(source: Source, channels: int) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation per channel, (C, 1, 1)."""
     found: dict[str, Any] = {}
-    if source.spec.weights == "pretrained":
+    if source.brings_files:
         with contextlib.suppress(OSError):  # a model need not bring one
             found, _ = ImageProcessingMixin.get_image_processor_dict(source.name, **source.options)
     rows = [found.get("image_mean") or [_USUAL] * channels, found.get("image_std") or [_USUAL] * channels]

@@ -50,6 +50,11 @@ class Source:
         return str(converted(place.path) if place.is_gguf else place.path)
 
     @property
+    def brings_files(self) -> bool:
+        """Whether there are files of the model's own beside its weights; a config alone or a factory has none."""
+        return self.spec.id is not None and self.spec.weights == "pretrained"
+
+    @property
     def options(self) -> dict[str, Any]:
         """Beside the name."""
         return {"revision": self.spec.revision or "main", "trust_remote_code": self.spec.trust_remote_code}

@@ -63,7 +63,7 @@ class Sounds:
 
 
 def _extractor(source: Source, mels: int) -> WhisperFeatureExtractor:
-    if source.spec.weights == "random":
+    if not source.brings_files:
         return WhisperFeatureExtractor(feature_size=mels)
     try:
         return AutoFeatureExtractor.from_pretrained(source.name, **source.options)

@@ -52,6 +52,8 @@ class Coder:
 
     @cached_property
     def _tokenizer(self) -> Any:
+        if self._source.spec.id is None:
+            raise UsageError("data.tokenizer: a factory's model brings none; say `tokenizer: bytes`")
         try:
             return AutoTokenizer.from_pretrained(self._source.name, **self._source.options)
         except (OSError, ValueError) as error:

@@ -33,7 +33,8 @@ class Session:
     def __init__(self, workload: Workload, cell: Cell, *, root: Path, device: str, seed: int) -> None:
         self.cell = cell
         self.device = device
-        spec = workload.model
+        workload.need_sequence()
+        spec = workload.model_in(cell)
         loaded = load_model(spec, AutoModelForCausalLM, root=root, device=device, seed=seed)
         self.model = loaded.model
         self.model.requires_grad_(cell.step == "train")

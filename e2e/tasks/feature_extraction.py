@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import Tensor, nn
 from transformers import AutoModel
 
+from e2e.errors import UsageError
 from e2e.forward import Batch, ForwardSession
 from e2e.schema.evidence import Answer
 from e2e.schema.workload import SYNTHETIC, Cell, Workload
@@ -19,9 +20,12 @@ class Session(ForwardSession):
     """A batch is ids and mask (B, S); the answer is the last hidden state (B, S, H), zeros at padding."""
 
     def __init__(self, workload: Workload, cell: Cell, *, root: Path, device: str, seed: int) -> None:
-        spec = workload.model
+        workload.need_sequence()
+        spec = workload.model_in(cell)
         loaded = load_model(spec, AutoModel, root=root, device=device, seed=seed)
         super().__init__(cell, device, loaded.model)
+        if self.model.config.is_encoder_decoder:
+            raise UsageError(f"task: {self.model.config.model_type} has a decoder as well: take seq2seq-lm")
         vocabulary = self.model.config.vocab_size
         self._rows = Rows.read(workload.data, Source(spec, root), vocabulary=vocabulary, length=cell.sequence)
         is_synthetic = workload.data.path == SYNTHETIC

@@ -22,7 +22,7 @@ class Session(ForwardSession):
     """A batch is pixels (B, C, H, W); the answer is logits (B, classes)."""
 
     def __init__(self, workload: Workload, cell: Cell, *, root: Path, device: str, seed: int) -> None:
-        spec = workload.model
+        spec = workload.model_in(cell)
         loaded = load_model(spec, AutoModelForImageClassification, root=root, device=device, seed=seed)
         super().__init__(cell, device, loaded.model)
         shape = Shape.of(self.model.config)

@@ -20,7 +20,8 @@ class Session(ForwardSession):
     """A batch is sources, their mask, targets, their mask, (B, S) each; the answer is logits (B, S, V)."""
 
     def __init__(self, workload: Workload, cell: Cell, *, root: Path, device: str, seed: int) -> None:
-        spec = workload.model
+        workload.need_sequence()
+        spec = workload.model_in(cell)
         loaded = load_model(spec, AutoModelForSeq2SeqLM, root=root, device=device, seed=seed)
         super().__init__(cell, device, loaded.model)
         vocabulary = self.model.config.vocab_size

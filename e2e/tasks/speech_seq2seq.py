@@ -25,7 +25,8 @@ class Session(ForwardSession):
     """
 
     def __init__(self, workload: Workload, cell: Cell, *, root: Path, device: str, seed: int) -> None:
-        spec = workload.model
+        workload.need_sequence()
+        spec = workload.model_in(cell)
         loaded = load_model(spec, AutoModelForSpeechSeq2Seq, root=root, device=device, seed=seed)
         super().__init__(cell, device, loaded.model)
         config: Any = self.model.config

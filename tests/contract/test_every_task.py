@@ -223,6 +223,15 @@ def test_drawn_inputs_are_said_to_be_drawn(files: Files, name: str, step: str) -
     assert not same(outputs(session, 1), outputs(session, 2))
 
 
+@every_task
+def test_rows_of_tokens_have_a_stated_length_and_images_need_none(files: Files, name: str) -> None:
+    if name == "image-classification":
+        assert made(files[name], name, "cells={batch: [3]}").batch(1)[0].shape[0] == 3
+        return
+    with pytest.raises(UsageError, match=rf"cells\.sequence: a row of {name} is so many tokens"):
+        made(files[name], name, "cells={batch: [3]}")
+
+
 def test_a_text_shorter_than_a_row_is_the_callers_mistake(files: Files) -> None:
     session = made(files["causal-lm"], "causal-lm", "step=prefill", "cells.sequence=[1000000]")
     with pytest.raises(UsageError, match=r"20000 tokens, but a row needs 1000000"):
@@ -291,6 +300,11 @@ def test_a_window_is_back_at_its_context_before_the_next_step(files: Files, kind
     torch.testing.assert_close(
         first[0], session.step_answers(session.model, *session.step_inputs(1)), rtol=1e-4, atol=1e-5
     )
+
+
+def test_an_encoder_decoder_is_no_encoder(files: Files) -> None:
+    with pytest.raises(UsageError, match="t5 has a decoder as well: take seq2seq-lm"):
+        made(files["seq2seq-lm"], "feature-extraction", "task=feature-extraction")
 
 
 def test_features_at_padding_are_zeros_and_the_mask_is_obeyed(files: Files) -> None:

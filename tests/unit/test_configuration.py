@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from e2e.configuration import BUILT_IN_POLICIES, load_policy, load_workload
 from e2e.errors import UsageError
 from e2e.schema.policy import Policy
+from e2e.schema.workload import cells_of
 
 VALID = """\
 # a first comment
@@ -290,3 +291,21 @@ def test_only_whoever_asks_for_waivers_gets_them(tmp_path: Path) -> None:
     assert [] == load_policy(str(file)).waivers
     (waiver,) = load_policy(str(file), heeds_waivers=True).waivers
     assert ("throttled", "2027-01-31") == (waiver.code, waiver.until.isoformat())
+
+
+def test_cells_are_every_combination_of_the_lists_and_each_has_its_model_and_step(here: Path) -> None:
+    lists = ["cells.dtype=[float32, bfloat16]", "cells.step=[prefill, decode, generate]", "new_tokens=4"]
+    workload = load_workload("small", lists).workload
+    cells = cells_of(workload)
+    assert len(cells) == len(set(cells)) == 2 * 3 * len(workload.cells.sequence)
+    assert {cell.new_tokens for cell in cells if cell.step == "generate"} == {4}
+    assert {cell.new_tokens for cell in cells if cell.step != "generate"} == {0}
+    assert [workload.model_in(cell).dtype for cell in cells] == [cell.dtype for cell in cells]
+    assert not workload.trains and load_workload("small", ["cells.step=[prefill, train]"]).workload.trains
+    assert cells_of(load_workload("small").workload)[0].dtype == load_workload("small").workload.model.dtype
+
+
+@pytest.mark.parametrize("field", ["batch=[2, 2]", "dtype=[float32, float32]", "step=[decode, decode]"])
+def test_a_cell_that_is_given_twice_is_refused(here: Path, field: str) -> None:
+    with pytest.raises(UsageError, match="is given twice, and a cell is measured once"):
+        load_workload("small", [f"cells.{field}"])

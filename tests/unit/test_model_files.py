@@ -119,3 +119,14 @@ def test_a_task_that_does_not_exist_is_refused_with_the_nearest_one() -> None:
 def test_packages_without_a_place_in_them_are_refused() -> None:
     with pytest.raises(ValueError, match="`package` needs `id`"):
         spec(package="made-up", weights="random", config={"model_type": "llama"})
+
+
+def test_every_cells_step_and_dtype_are_checked_before_anything_starts() -> None:
+    from e2e.preflight import check_fit
+    from e2e.reading import read_kernel
+
+    with pytest.raises(UsageError, match="the task causal-lm has no forward"):
+        check_task(load_workload(str(SMOLLM), ["cells.step=[prefill, forward]"]))
+    kernel = read_kernel(str(REPOSITORY / "tests" / "kernels" / "plain_norm.py"), op=None)
+    with pytest.raises(UsageError, match=r"runs in bfloat16; try --set cells\.dtype=\[float32\]"):
+        check_fit(load_workload(str(SMOLLM), ["cells.dtype=[float32, bfloat16]"]), kernel)

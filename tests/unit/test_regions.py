@@ -50,6 +50,8 @@ def test_a_threshold_that_parts_wins_from_the_rest_is_a_constraint(
 
 
 def test_where_nothing_was_measured_is_said() -> None:
+    mixed = regions_of([region(1, 128, "neither"), region(1, 512, "wins")], is_of_one_kind=False)
+    assert (mixed.rule, len(mixed.cells)) == (None, 2), "two dtypes or steps are not two sizes"
     rising = regions_of([region(1, 128, "neither"), region(1, 512, "wins"), region(1, 2048, "wins")])
     assert "between rows 128 and 512, and above 2048, nothing was measured" == rising.limits
     falling = regions_of([region(1, 128, "wins"), region(1, 512, "loses")])

@@ -96,6 +96,17 @@ def test_rows_are_samples_with_padding_behind_and_a_mask_over_them(tmp_path: Pat
     assert ids[:, 0].tolist() == [ord("a")] * 3
 
 
+def test_a_factorys_model_has_no_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("abc")
+    source = Source(ModelSpec.model_validate({"factory": "own.py:build", "dtype": "float32"}), tmp_path)
+    with pytest.raises(UsageError, match="say `tokenizer: bytes`"):
+        Rows.read(data("a.txt"), source, vocabulary=256, length=8)
+    assert Rows.read(data("a.txt", tokenizer="bytes"), source, vocabulary=256, length=8).batch(1, 8, 1)[0].shape == (
+        1,
+        8,
+    )
+
+
 def test_a_sample_is_cut_at_a_rows_length_and_the_share_of_text_is_said(tmp_path: Path) -> None:
     made = rows(tmp_path, "a" * 100, "bbbb")
     assert "2 samples; 75% of a row is text" in made.label
