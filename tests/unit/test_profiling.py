@@ -65,7 +65,7 @@ class FakeProfiler:
     def choose_mode(self) -> None:
         self._say("modes")
 
-    def measure(self, look: Look, share: float) -> None:
+    def measure(self, look: Look) -> None:
         self._say(f"measure {look.op}")
         most = 1 + SHARES[look.op] / 5
         self._found.ops[look.op] = norm(op=look.op, ceiling=estimate(most), worth="yes" if most > 1.01 else "no")

@@ -212,7 +212,7 @@ class Scene:
         self.profiler.choose_mode()
         for look in looks:
             with self.profiler.guarded(op):
-                self.profiler.measure(look, 1.0)
+                self.profiler.measure(look)
         return self.found.ops[op]
 
 
