@@ -20,7 +20,7 @@ from e2e.schema.profile import OpProfile
 from e2e.schema.words import Stage
 from e2e.stages.profile import Found, Look
 from tests.fakes import policy
-from tests.unit.test_profile_report import estimate, norm, step
+from tests.profiles import estimate, norm, step
 
 PLACES = {"rms_norm": 33, "linear": 113, "attention": 16, "rope": 16, "silu": 16}
 SHARES = {"rms_norm": 0.14, "linear": 0.6, "attention": 0.1, "rope": 0.05, "silu": 0.02}
