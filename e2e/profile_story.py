@@ -53,8 +53,9 @@ def _ops(report: ProfileReport) -> Section:
     lines = []
     if rows:
         lines = [
-            "of the step: eager as shipped. At most: the fastest PyTorch path over the op replaced by nothing",
-            f"Worth it: whether that is above {1 + report.policy.margin:g}x. In one process; a verdict takes five.",
+            "of the step: eager as shipped; at most: the fastest PyTorch path over the op replaced by nothing,",
+            "so an op's whole work counts, also what no kernel can save; in one process, a verdict takes five",
+            f"worth it: whether that is above {1 + report.policy.margin:g}x; for nothing: the step with a PyTorch path",
         ]
     return Section("Ops, by what any kernel could win", Table(header, rows), lines=tuple(lines))
 

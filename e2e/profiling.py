@@ -111,7 +111,7 @@ def _collect(course: Course, found: Found, ops: tuple[str, ...]) -> None:
             break
         course.progress.stage("profile", f"{look.op} replaced by nothing ({place + 1} of {len(looks)})")
         with profiler.guarded(look.op):
-            profiler.measure(look, 1 / (len(looks) - place))
+            profiler.measure(look)
 
 
 def _report(

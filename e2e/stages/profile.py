@@ -25,13 +25,15 @@ from e2e.stages.course import Course
 from e2e.stages.planted import for_op
 from e2e.stages.timing import Phase, rough_step_s, run_block, warm_up
 from e2e.store import Run
-from e2e.units import Bytes, Ratio, Seconds
+from e2e.units import Bytes, Seconds
 from e2e.winnings import relative_times, strongest_of, winnings_of
 
 STAGE = Stage.SCREEN
 TRACE_STEPS = 3
 COMPILE_SHARE = 0.3
 """Of the time left, the most that compiling one more arm may take."""
+EXTRA_SHARE = 0.03
+"""Of the budget, what blocks beyond the policy's may take for one op, while they might decide."""
 PILOT_BLOCKS = 2
 """Mirrored blocks of all of an op's arms, before those that are far too slow are left out; part of no ceiling."""
 FEWEST = 2
@@ -276,25 +278,26 @@ class Profiler:
 
     # ---- Ceilings
 
-    def measure(self, look: Look, share: Ratio) -> None:
+    def measure(self, look: Look) -> None:
         """The op's arms beside the model as it is, in mirrored blocks.
 
-        As many as the policy wants while there is time at all; more, where they might decide, in that share of it.
+        As many as the policy wants while there is time at all; where they might decide, some more.
         """
         own = for_op(self._course, look.op)
-        until, share_until = (time.monotonic() + part * own.deadline.left_s for part in (1.0, share))
+        end = time.monotonic() + own.deadline.left_s
         self._turn(look)
         records = self._own_arms(look)
         own.learn(arms=records)
         names = [record.name for record in records if record.status == "ok"]
         warm_up(own, self._worker, names, worker_number=self._number, stage=STAGE)
-        self._blocks(own, names, PILOT_BLOCKS, phase="pilot", until=until)
+        self._blocks(own, names, PILOT_BLOCKS, phase="pilot", until=end)
         times = relative_times(own.evidence)
         kept = [name for name in names if ArmName.parse(name).alternative is None or times[name] <= SLOW]
-        self._blocks(own, kept, own.policy.blocks, phase="ceiling", until=until)
+        self._blocks(own, kept, own.policy.blocks, phase="ceiling", until=end)
         found = winnings_of(own.evidence, own.policy)
-        while found.worth == "maybe" and self._has_room(own, share_until):
-            self._blocks(own, kept, 1, phase="ceiling", until=share_until)
+        extra_end = min(end, time.monotonic() + EXTRA_SHARE * own.policy.budgets.cell_s)
+        while found.worth == "maybe" and self._has_room(own, extra_end):
+            self._blocks(own, kept, 1, phase="ceiling", until=extra_end)
             found = winnings_of(own.evidence, own.policy)
         self._know(
             look.op,

@@ -17,12 +17,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from e2e import attempts, pipeline, store
+from e2e import attempts, pipeline, profile_store, store
 from e2e.cli import _request, app, run
 from e2e.request import Request
 from e2e.schema.result import METHOD
 from e2e.schema.words import Outcome, Stage
-from tests import results
+from tests import profiles, results
 
 REPOSITORY = Path(__file__).parents[2]
 MOUNTING = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
@@ -131,6 +131,22 @@ def test_a_profile_that_cannot_begin_says_why(
     shown = capsys.readouterr()
     assert words in shown.err
     assert "" == shown.out
+
+
+def test_a_stored_profile_is_reported_and_cannot_be_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profile_store.keep(profiles.report(), store.Run(tmp_path))
+    for style, words in (("text", "PROFILE   llama-infer"), ("md", "# PROFILE"), ("json", '"e2e.profile/1"')):
+        assert 0 == run(["report", str(tmp_path), "--format", style])
+        assert words in capsys.readouterr().out
+    assert 0 == run(["report", str(tmp_path / "profile.json")])
+    for refused, words in (
+        (["report", str(tmp_path), "--format", "junit"], "a profile is shown as text, md, json"),
+        (["report", str(tmp_path), "--share"], "--share goes with a validation's run"),
+        (["gate", str(tmp_path)], "is a profile, without a kernel to judge"),
+        (["trace", str(tmp_path)], "no traces"),
+    ):
+        assert 2 == run(refused)
+        assert words in capsys.readouterr().err
 
 
 def test_only_the_flags_of_this_version_exist_for_check_and_new() -> None:

@@ -20,7 +20,7 @@ from e2e.schema.profile import OpProfile
 from e2e.schema.words import Stage
 from e2e.stages.profile import Found, Look
 from tests.fakes import policy
-from tests.unit.test_profile_report import estimate, norm, step
+from tests.profiles import estimate, norm, step
 
 PLACES = {"rms_norm": 33, "linear": 113, "attention": 16, "rope": 16, "silu": 16}
 SHARES = {"rms_norm": 0.14, "linear": 0.6, "attention": 0.1, "rope": 0.05, "silu": 0.02}
@@ -65,7 +65,7 @@ class FakeProfiler:
     def choose_mode(self) -> None:
         self._say("modes")
 
-    def measure(self, look: Look, share: float) -> None:
+    def measure(self, look: Look) -> None:
         self._say(f"measure {look.op}")
         most = 1 + SHARES[look.op] / 5
         self._found.ops[look.op] = norm(op=look.op, ceiling=estimate(most), worth="yes" if most > 1.01 else "no")

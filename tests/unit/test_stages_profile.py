@@ -21,7 +21,7 @@ from e2e.schema.profile import OpProfile
 from e2e.schema.words import Stage
 from e2e.stages.course import Course
 from e2e.stages.planted import planted
-from e2e.stages.profile import Found, Profiler
+from e2e.stages.profile import Found, Look, Profiler
 from e2e.workers import Member
 from tests.fakes import EAGER, HEADROOM, STEP_S, policy
 
@@ -49,6 +49,8 @@ class Script:
     compiled: float | None = None
     """Step of the compiled model over the eager one's; None: it does not compile."""
     compile_s: float = 3.0
+    noise: float = 0.0
+    """Standard deviation of a segment, as a share of it."""
     opened: int = 0
     asked: list[str] = field(default_factory=list)
 
@@ -61,6 +63,7 @@ class FakeWorker:
         model = {"model_class": "Llama", "parameters": 10, "dtypes": {"float32": 10}, "data": "text"}
         self.facts = {"device": "a CPU", "memory": None, "facts": model}
         self._script, self._op, self._turn, self._now = script, "", ("", 0), 0
+        self._random = random.Random(1)
         script.opened += 1
 
     def call(self, do: str, *, timeout_s: float, **fields: Any) -> dict[str, Any]:
@@ -132,6 +135,7 @@ class FakeWorker:
         step_s = STEP_S * (self._script.compiled or 1.0 if "compile" in arm else 1.0)
         if "headroom" in arm:
             step_s *= 1 - self._script.ops[self._op].share
+        step_s *= self._random.gauss(1, self._script.noise)
         start, self._now = self._now, self._now + round(NS * steps * step_s)
         return [start, self._now], {"digests": [], "device_s": None, "allocations": None, "recompiled": False}
 
@@ -205,7 +209,7 @@ class Scene:
         self.profiler.choose_mode()
         for look in looks:
             with self.profiler.guarded(op):
-                self.profiler.measure(look, 1.0)
+                self.profiler.measure(look)
         return self.found.ops[op]
 
 
@@ -265,6 +269,17 @@ def test_the_ceiling_is_taken_in_the_strongest_mode_too(scene: Any) -> None:
     assert op.strongest == COMPILED
     assert op.strongest_s == pytest.approx(0.5 * STEP_S)
     assert {arm.name for arm in op.arms} == {EAGER, HEADROOM, COMPILED, COMPILED_HEADROOM}
+
+
+@pytest.mark.parametrize(("share", "blocks"), [(0.3, 4), (0.01, 6)])
+def test_blocks_go_on_only_while_they_might_decide(scene: Any, share: float, blocks: int) -> None:
+    made = scene({"rms_norm": Planted(share=share)}, noise=0.01).opened()
+    made.profiler.look_for("rms_norm")
+    made.profiler.choose_mode()
+    before = made.script.asked.count("go")
+    made.profiler.measure(Look("rms_norm", ["model.rms_norm"], []))
+    segments = made.script.asked.count("go") - before
+    assert segments == (2 + blocks) * 2 * 2, "two blocks first; two arms, twice a block"
 
 
 def test_without_time_to_compile_the_ceiling_is_unknown_and_says_so(scene: Any) -> None:
