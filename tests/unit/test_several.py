@@ -579,9 +579,9 @@ def test_the_interaction_is_what_they_win_together_over_the_product(
     assert [row[0] for row in section.table.rows] == [A, B, f"{A} + {B}"]
 
 
-def test_an_arm_that_is_missing_or_recompiled_leaves_no_ablation_and_bars_no_verdict() -> None:
+def test_an_arm_that_recompiled_loses_its_row_and_the_interaction_and_bars_no_verdict() -> None:
     whole = ablated(1.10, (1.06, 1.00), recompiles=[ONE])
-    assert (whole.ablation, whole.interaction) == ([], None)
+    assert ([row.kernels for row in whole.ablation], whole.interaction) == ([[B], [A, B]], None)
     assert whole.outcome is Outcome.CONFIRMED
 
 
