@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from e2e.numerics.exercise import step_outputs
 from e2e.patch import Occurrence, Patch, observed
-from e2e.protocols import OpCall, Site, outputs_of
+from e2e.protocols import OpCall, Session, Site, outputs_of
 
 
-def shadowed(session: Any, occurrences: Sequence[Occurrence], *, seed: int) -> list[tuple[str, int]]:
+def shadowed(session: Session, occurrences: Sequence[Occurrence], *, seed: int) -> list[tuple[str, int]]:
     """Sites that are never called while another op's outputs stand in its sites' place, and which op's.
 
     A kernel may stand for more than its own module: one for a residual's sum and its norm leaves the norm uncalled.
@@ -29,7 +29,7 @@ def shadowed(session: Any, occurrences: Sequence[Occurrence], *, seed: int) -> l
     return list(found.items())
 
 
-def _called_beside(session: Any, occurrence: Occurrence, others: Sequence[Occurrence], seed: int) -> set[str]:
+def _called_beside(session: Session, occurrence: Occurrence, others: Sequence[Occurrence], seed: int) -> set[str]:
     """Sites of the others that a step reaches while the first one's outputs are replayed."""
     op, sites = occurrence
     recorded: dict[str, list[tuple[Tensor, ...]]] = {}
@@ -50,7 +50,7 @@ def _called_beside(session: Any, occurrence: Occurrence, others: Sequence[Occurr
     return called
 
 
-def _step(session: Any, occurrences: Sequence[Occurrence], see: Callable[..., None], seed: int) -> None:
+def _step(session: Session, occurrences: Sequence[Occurrence], see: Callable[..., None], seed: int) -> None:
     model: nn.Module = session.model
     with ExitStack() as stack:
         for op, sites in occurrences:
