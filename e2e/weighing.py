@@ -131,6 +131,7 @@ def weigh(evidence: Evidence, policy: Policy) -> Case:
     deciding = opponent_arm(evidence, policy.decides)
     workers = _blocks(timed, policy, arm=evidence.candidate, other=deciding)
     parts = _parts(evidence)
+    singles = [_blocks(timed, policy, arm=arm, other=deciding) for arm in parts.values()]
     return Case(
         evidence=evidence,
         policy=policy,
@@ -138,9 +139,7 @@ def weigh(evidence: Evidence, policy: Policy) -> Case:
         cycles=_in_cycles(timed, policy, arm=evidence.candidate, other=deciding),
         carry_over=_carry_over(timed, policy, arm=evidence.candidate, other=deciding),
         alone={kernel: _against(evidence, policy, timed, mine=arm, sham=sham) for kernel, arm in parts.items()},
-        interaction=_interaction(
-            workers, [_blocks(timed, policy, arm=arm, other=deciding) for arm in parts.values()], policy
-        ),
+        interaction=_interaction(workers, singles, policy) if len(singles) == len(evidence.kernels) else None,
         sham=sham,
         ceiling=ceiling_of(evidence, deciding, level=policy.ceiling_level),
         blocks=sum(map(len, workers.values())),
@@ -299,13 +298,13 @@ def _against(
 
 
 def _parts(evidence: Evidence) -> dict[str, str]:
-    """Arms with one of several kernels each, by its spec; nothing unless every kernel has one."""
+    """Arms with one of several kernels each, by its spec."""
     found: dict[str, str] = {}
     for arm in evidence.arms:
         if arm.role is Role.PART and arm.status == "ok" and arm.name not in evidence.recompiles:
             places = places_of(ArmName.parse(arm.name)) or []
             found |= {evidence.kernels[place]: arm.name for place in places if len(places) == 1}
-    return found if len(found) == len(evidence.kernels) else {}
+    return found
 
 
 def _interaction(together: _Workers, alone: Sequence[_Workers], policy: Policy) -> Estimate | None:

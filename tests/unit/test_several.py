@@ -21,7 +21,7 @@ from e2e.ops.aten import AtenOp
 from e2e.ops.rms_norm import RmsNorm
 from e2e.ops.silu_mul import SiluMul
 from e2e.preflight import check_together
-from e2e.processes import Worker
+from e2e.processes import Worker, WorkerFault
 from e2e.protocols import Op
 from e2e.schema.evidence import Evidence, Fault, Isolated, SubsetCheck, engagement_at
 from e2e.schema.kernel import Kernel, Manifest
@@ -31,7 +31,9 @@ from e2e.stages.apart import tried_apart
 from e2e.stages.check import survey
 from e2e.stages.course import Course
 from e2e.stages.screen import _checked as screened
+from e2e.stages.screen import _each_alone as each_alone
 from e2e.stages.screen import record_of
+from e2e.stages.verdict import _plan as verdict_plan
 from e2e.story import tell
 from e2e.story_sections import first_sections
 from e2e.workers import CandidateFault, Member
@@ -449,6 +451,84 @@ def test_an_arm_counts_only_with_every_kernel_that_stands_in_it(
         assert record.reason == f"{B} is not in the compiled graph"
 
 
+# ---- Arms of one kernel, from the screen into the verdict's plan
+
+
+class Pilot(Holding):
+    """Prepares and times what it is asked to; a step takes a millisecond."""
+
+    alive, clean = True, False
+
+    def __init__(self, fqns: Collection[str], calls: Mapping[str, list[int]]) -> None:
+        super().__init__(fqns)
+        self._calls, self._sent, self._turn, self._now = calls, [""], ("", 0), 0
+
+    def send(self, do: str, *, arm: str) -> None:
+        self._sent.append(arm)
+
+    def answer(self, do: str, *, timeout_s: float) -> dict[str, Any]:
+        arm = self._sent.pop(1)
+        if arm not in self._calls:
+            raise WorkerFault("it does not compile", kind="raised")
+        return {"first_step_s": 1.0, "graph_breaks": False, "regions": 1, "kernel_calls": self._calls[arm]}
+
+    def call(self, do: str, *, timeout_s: float, arm: str, seeds: list[int], settle: int) -> dict[str, Any]:
+        assert do == "stage"
+        self._turn = (arm, len(seeds) - settle)
+        return {}
+
+    def stamps(self, do: str, *, marks: int, timeout_s: float) -> tuple[list[int], dict[str, Any]]:
+        start, self._now = self._now, self._now + self._turn[1] * 10**6
+        return [start, self._now], {"digests": [], "device_s": None, "allocations": None, "recompiled": False}
+
+
+class ScreenCrew(ModeCrew):
+    starts_cold: Mapping[bool, bool] = {True: False, False: False}
+
+
+def screened_apart(tmp_path: Path, calls: Mapping[str, list[int]], **seen: Any) -> Course:
+    crew = ScreenCrew("nobody")
+    crew.scratch = tmp_path  # type: ignore[attr-defined]
+    known = [arm(name) for name in ("baseline:compile", "candidate:compile", "baseline:eager")]
+    made = course(crew)
+    made.evidence = two(arms=known, baseline="baseline:compile", candidate="candidate:compile", **seen)
+    made.fqns = [A, B]
+    made.pilot = Pilot(made.fqns, calls)  # type: ignore[assignment]
+    each_alone(made)
+    return made
+
+
+def test_each_kernel_alone_is_an_arm_of_the_winning_mode_and_of_every_verdict_block(tmp_path: Path) -> None:
+    first, second = "part:compile+1", "part:compile+2"
+    made = screened_apart(tmp_path, {first: [3, 0], second: [0, 4]})
+    alone = made.evidence.arms[3:]
+    assert [(item.name, item.status, item.kernel_calls) for item in alone] == [(first, "ok", 3), (second, "ok", 4)]
+    assert [item.step_s for item in alone] == [pytest.approx(1e-3)] * 2
+    plan = verdict_plan(made)
+    assert plan[first] == plan[second] == plan["candidate:compile"] == plan["baseline:compile"]
+
+
+def test_a_kernel_that_fails_alone_in_that_mode_is_shown_and_left_out_of_the_verdict(tmp_path: Path) -> None:
+    made = screened_apart(tmp_path, {"part:compile+1": [3, 0]})
+    assert [(item.status, item.reason) for item in made.evidence.arms[3:]] == [
+        ("ok", None),
+        ("failed", "it does not compile"),
+    ]
+    assert "part:compile+2" not in verdict_plan(made)
+
+
+def test_where_no_kernel_can_win_none_is_tried_alone() -> None:
+    ceiling = synthetic_segments(
+        {"baseline:compile": 1e-3, "headroom:compile": 1e-3}, workers=2, phase="ceiling", spikes=0, first_worker=1
+    )
+    known = [arm(name) for name in ("baseline:compile", "candidate:compile", "headroom:compile")]
+    made = course(ScreenCrew("nobody"))
+    chosen = {"baseline": "baseline:compile", "candidate": "candidate:compile"}
+    made.evidence = two(segments=ceiling, arms=known, **chosen)
+    each_alone(made)
+    assert made.evidence.arms == known
+
+
 # ---- What each adds
 
 
@@ -499,9 +579,9 @@ def test_the_interaction_is_what_they_win_together_over_the_product(
     assert [row[0] for row in section.table.rows] == [A, B, f"{A} + {B}"]
 
 
-def test_an_arm_that_is_missing_or_recompiled_leaves_no_ablation_and_bars_no_verdict() -> None:
+def test_an_arm_that_recompiled_loses_its_row_and_the_interaction_and_bars_no_verdict() -> None:
     whole = ablated(1.10, (1.06, 1.00), recompiles=[ONE])
-    assert (whole.ablation, whole.interaction) == ([], None)
+    assert ([row.kernels for row in whole.ablation], whole.interaction) == ([[B], [A, B]], None)
     assert whole.outcome is Outcome.CONFIRMED
 
 
