@@ -89,22 +89,26 @@ class Session:
         """State that all arms share: for decode a cache holding the context, to generate an empty one."""
         if self.cell.step not in ("decode", "generate"):
             return
-        config: Any = self.model.config
-        if self._cache_kind == "static":
-            room = self.cell.sequence + max(_ROOM, self.cell.new_tokens)
-            self._cache = StaticCache(config=config, max_cache_len=room)
-        else:
-            self._cache = DynamicCache(config=config)
+        self._cache = self._empty_cache()
         context = self.tokens.windows(self.cell.batch, self.cell.sequence, seed).to(self.device)
         if self.cell.step == "decode":
             self._context = context
-        if self.cell.step == "decode" or self._cache_kind == "static":  # which allocates on first use, once
-            with torch.no_grad():
-                self.model(input_ids=context, use_cache=True, logits_to_keep=1, **{self._cache_name: self._cache})
-        if self.cell.step == "generate" and self._cache_kind == "static":
+            self._fill(context)
+        elif self._cache_kind == "static":  # it allocates on first use: now, and in no step
+            self._fill(context)
             self._cache.reset()
         step = self.program(self.model)
         self._kept = KeptCache(self._cache, lambda: step(*self.batch(seed)))
+
+    def _empty_cache(self) -> Any:
+        if self._cache_kind == "dynamic":
+            return DynamicCache(config=self.model.config)
+        room = self.cell.sequence + max(_ROOM, self.cell.new_tokens)
+        return StaticCache(config=self.model.config, max_cache_len=room)
+
+    def _fill(self, context: Tensor) -> None:
+        with torch.no_grad():
+            self.model(input_ids=context, use_cache=True, logits_to_keep=1, **{self._cache_name: self._cache})
 
     def reset(self) -> None:
         """Before every step of every arm: the cache goes back to the context."""

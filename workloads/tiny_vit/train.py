@@ -25,7 +25,7 @@ TABLE = "sklearn/datasets/data/digits.csv.gz"
 """64 values from 0 to 16 and the digit, an image a line."""
 SEED, STEPS, BATCH, RATE = 7, 2000, 128, 1e-3
 HELD_OUT = 297
-"""Images that are not trained on: the last ones, by writers of their own."""
+"""Images that are not trained on: the last ones."""
 
 
 def main() -> None:
