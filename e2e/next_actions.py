@@ -156,7 +156,7 @@ def _use_pytorch(case: _Case, code: ReasonCode) -> list[NextAction]:
     why = f"use {path} instead: as fast, and nothing to maintain"
     alternative = ArmName.parse(row.arm).alternative if row else None
     command = case.invocation.on_run("report")
-    if alternative is not None and not is_adopted(alternative):
+    if alternative is not None and not is_adopted(alternative) and len(case.invocation.kernels) == 1:
         command = case.invocation.on_run("adopt", "--alternative", alternative)
     use = NextAction(kind="use_pytorch", why=why, command=command)
     return [use, *_look_at_trace(case, code)]

@@ -224,6 +224,8 @@ def test_a_matched_kernel_is_told_which_path_to_use_and_whom_it_lost_to() -> Non
     assert [ALTERNATIVE] == found.lost_to
     assert "F.rms_norm" in found.next_actions[0].why
     assert "e2e adopt results/r1 --alternative F.rms_norm" == commands(found)[0]
+    several = replace(TYPED, kernels=("a.cpp", "b.cpp"))
+    assert "e2e report results/r1" == commands(fed(evidence(timed(1.159, alternative=1.159)), typed=several))[0]
 
 
 def test_a_regression_loses_to_both_opponents() -> None:
