@@ -1,39 +1,43 @@
-"""Worker side: every way to run the step, each in its own module tree over shared weights."""
+"""Worker side: every way to run the step, each in its own module tree; in inference over shared weights."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import gc
 import inspect
-import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
-from torch import library as lib
+from torch import Tensor, fx, nn
 
 from e2e import registry
 from e2e.arm_names import WITH_KERNELS, ArmName, alternative_for, places_of
-from e2e.binding import registered, sparing
+from e2e.binding import compiled_training, erase_marks, in_training, registered, sparing
 from e2e.errors import CandidateError
+from e2e.headroom import recorded, replay
 from e2e.layouts import InLayout, Relaid
 from e2e.measure.fingerprint import Ring
 from e2e.measure.pause import Pause
-from e2e.operators import READS, Interception, interceptions_in, replace
-from e2e.patch import Patch, Standing, copy_sharing_weights, everywhere, observed, sites_in
+from e2e.operators import Interception, interceptions_in, replace
+from e2e.patch import Patch, Standing, copy_sharing_weights, everywhere, sites_in
 from e2e.prepared import InPrepared, Prepared
-from e2e.protocols import Built, Op, OpCall, Site, outputs_of
+from e2e.protocols import Built, Op, Site, updated, written_by
 from e2e.schema.words import Mode, Role
+from e2e.schema.workload import TrainSpec
 from e2e.scout import Replica, placed
+from e2e.trainer import Trainer
 from e2e.units import Seconds
 
 REGION = "Torch-Compiled Region"
 """What torch calls a compiled region in a profile; an arm called compiled must have entered one."""
+OPERATOR = "aten:"
+"""Start of the name of an op that is one of torch's own operators."""
 SLOTS = 4096
 """Steps whose inputs and fingerprints are held at once."""
 
@@ -46,6 +50,28 @@ class Bound:
     sha256: str
     writes: frozenset[int] = frozenset()
     """Places of the arguments that it writes to."""
+    is_python: bool = True
+    """Whether autograd sees through it."""
+    borrowed: bool = False
+    """Whether it borrows the op's own backward."""
+
+    def in_training(self, op: Op) -> Callable[..., Any]:
+        """As an eager training step calls it; a patch brings its own gradients, and an optimizer has none."""
+        if isinstance(self.call, Replica) or written_by(op):
+            return self.call
+        return in_training(op, self.call, is_python=self.is_python, borrowed=self.borrowed, writes=self.writes)
+
+    def in_compiled_training(self, op: Op, device: str) -> tuple[Callable[..., Any], Any]:
+        """See compiled_training."""
+        return compiled_training(
+            op,
+            self.call,
+            sha256=self.sha256,
+            device=device,
+            is_python=self.is_python,
+            borrowed=self.borrowed,
+            writes=self.writes,
+        )
 
 
 def bound_to(built: Built, op: Op, dtype: str) -> Bound:
@@ -54,15 +80,32 @@ def bound_to(built: Built, op: Op, dtype: str) -> Bound:
     Raises:
         CandidateError: `bind_failed` or `dtype_not_supported`.
     """
-    kernel = built.kernel
-    unknown = [name for name in kernel.manifest.mutates if name not in op.tensor_names]
+    kernel, manifest = built.kernel, built.kernel.manifest
+    unknown = [name for name in manifest.mutates if name not in op.tensor_names]
     if unknown:
         known = ", ".join(op.tensor_names)
         raise CandidateError(
             f"{kernel.shown}: mutates: {op.name} has no tensor {unknown[0]!r}; it has: {known}", code="bind_failed"
         )
-    call = _call_of(built, op, dtype)
-    return Bound(call, kernel.sha256, frozenset(op.tensor_names.index(name) for name in kernel.manifest.mutates))
+    return Bound(
+        _returning(op, _call_of(built, op, dtype)),
+        kernel.sha256,
+        frozenset(op.tensor_names.index(name) for name in manifest.mutates) | written_by(op),
+        is_python=manifest.is_python,
+        borrowed=manifest.borrows_gradients,
+    )
+
+
+def _returning(op: Op, call: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel that works in place, as its op's calls do, returns what it has updated."""
+    if not written_by(op):
+        return call
+
+    def returning(*args: Any) -> tuple[Any, ...]:
+        call(*args)
+        return updated(op, args[: len(op.tensor_names)])
+
+    return returning
 
 
 def _call_of(built: Built, op: Op, dtype: str) -> Callable[..., Any]:
@@ -116,6 +159,18 @@ class Arm:
     """Headroom arms replay one batch's outputs, so they always run that batch."""
     pause: Pause | None = None
     """What every step of a planted arm waits for as well."""
+    trainer: Trainer | None = None
+    """Of a training arm, whose `program` gives the loss of one batch."""
+
+    def begin(self) -> None:
+        """Before steps that count as the first ones: training starts from the snapshot, inference keeps no state."""
+        if self.trainer is not None:
+            self.trainer.restore()
+
+    def end(self) -> None:
+        """After them."""
+        if self.trainer is not None:
+            self.trainer.release()
 
 
 class CountingBackend:
@@ -135,7 +190,10 @@ class CountingBackend:
 
     def __call__(self, graph: Any, inputs: Any) -> Any:
         self.graphs += 1
-        self.nodes += self._traces(graph.graph)
+        parts = [item for item in graph.modules() if isinstance(item, fx.GraphModule)]  # a Function's are inside
+        for part in parts:
+            self.nodes += self._traces(part.graph)
+            erase_marks(part)
         if self.interceptions:
             placed = replace(graph, self.interceptions)
             self.nodes += Counter(self.watched[item.function] for item in placed if item.function in self.watched)
@@ -188,9 +246,10 @@ class Arena:
         """
         self._transfer = transfer
         self._session = session
+        self._train: TrainSpec | None = getattr(session, "train", None)
         self._parts = parts
-        self._registered: dict[str, Any] = {}
-        """By hash of the kernel."""
+        self._registered: dict[str, tuple[Callable[..., Any], Any]] = {}
+        """By hash of the kernel: what stands at its sites, and the operator that a graph of it holds."""
         self._captured_calls: Counter[str] = Counter()
         """By site."""
         self._arms: dict[str, Arm] = {}
@@ -215,10 +274,12 @@ class Arena:
         run: Callable[..., Any] = program
         if arm_name.mode.is_compiled:
             backend = CountingBackend(arm_name.mode, self._traces(arm_name, model))
-            backend.watched = self._watched()
+            backend.watched = self._watched(0)
             backend.interceptions = interceptions_in(model)
             run = _compiled(program, backend)
         arm = Arm(arm_name, run, backend, seed if arm_name.role is Role.HEADROOM else None)
+        if self._train is not None:
+            arm.trainer = Trainer(model, self._source(arm_name), self._train)
         self._arms[name] = arm
         prepare_s = self._made_ready(arm_name, seed)
         start = time.perf_counter()
@@ -256,14 +317,25 @@ class Arena:
     def _need_fresh(self) -> None:
         """Of every kernel in this process that prepares, in every arm's segments, so that all are treated alike.
 
+        In training parameters change with every step, and are prepared again by their version.
+
         Raises:
             CandidateError: `prepared_stale`.
         """
+        if self._train is not None:
+            return
         bound = [kernel for part in self._parts for kernel in part.adopted.values()]
         bound += [part.candidate.kernel for part in self._parts if part.candidate is not None]
         for kernel in bound:
             if isinstance(kernel.call, Prepared):
                 kernel.call.need_fresh()
+
+    def keep(self, names: Collection[str]) -> None:
+        """Let go of all other arms, and of the device's memory that they held."""
+        self._arms = {name: arm for name, arm in self._arms.items() if name in names}
+        gc.collect()
+        if self._session.device != "cpu":
+            torch.cuda.empty_cache()
 
     def _first_step(self, arm: Arm, program: nn.Module, seed: int) -> bool:
         """Compile and run once; whether a baseline had to be compiled with breaks in its graph.
@@ -299,15 +371,17 @@ class Arena:
         return median(taken)
 
     def run(self, name: str, *, seeds: list[int]) -> list[Any]:
-        """Steps of one arm, one per seed, and their fingerprints."""
+        """Steps of one arm, one per seed, and their fingerprints; in training the first from the snapshot."""
         arm = self._arms[name]
         digests: list[Any] = []
+        arm.begin()
         for start in range(0, len(seeds), SLOTS):
             batches = self.batches(arm, seeds[start : start + SLOTS])
             self.sync()
             for place, batch in enumerate(batches):
                 self._step(arm, batch, place)
             digests += self._ring.read(len(batches))
+        arm.end()
         return digests
 
     def timed(self, name: str, *, batches: list[Any], settle: int, mark: Callable[[], None]) -> dict[str, Any]:
@@ -320,6 +394,7 @@ class Arena:
         clock = DeviceClock() if self._session.device != "cpu" else None
         if len(batches) > self._ring.slots:
             self._ring = Ring(len(batches), self._session.device)
+        arm.begin()
         self.sync()
         for place, batch in enumerate(batches):
             if place == settle:
@@ -334,6 +409,7 @@ class Arena:
         self.sync()
         mark()
         self._need_fresh()
+        arm.end()
         after = _driver_calls(self._session.device)
         return {
             "digests": self._ring.read(len(batches)),
@@ -345,12 +421,14 @@ class Arena:
         """Seconds of each of `count` steps by this process's clock, for warming up only."""
         arm, times = self._arms[name], []
         batches = self.batches(arm, [seed + place for place in range(count)])
+        arm.begin()
         for batch in batches:
             self.sync()
             start = time.perf_counter()
             self._step(arm, batch, 0)
             self.sync()
             times.append(time.perf_counter() - start)
+        arm.end()
         return times
 
     def generation_s(self, name: str, *, seeds: list[int]) -> tuple[Seconds, Seconds] | None:
@@ -384,8 +462,13 @@ class Arena:
         """Fresh inputs, one per seed; a headroom arm always gets the batch whose outputs it replays."""
         arm = self._arms[arm] if isinstance(arm, str) else arm
         if arm.fixed_seed is not None:
-            return [self._staged(arm.fixed_seed)] * len(seeds)
+            return [self._fixed(arm.fixed_seed)] * len(seeds)
         return [self._staged(seed) for seed in seeds]
+
+    def _fixed(self, seed: int) -> tuple[Tensor, ...]:
+        """What a headroom arm gets in every step; where a step has several parts, the first for all of them."""
+        batch = self._staged(seed)
+        return batch if self._train is None else batch[:1] * len(batch)
 
     def _staged(self, seed: int) -> tuple[Tensor, ...]:
         """Where a step finds its inputs: on the device, or in pinned memory if the way there is part of it."""
@@ -401,11 +484,19 @@ class Arena:
         """One step's outputs, cloned: a graph's own are overwritten by its next replay."""
         arm = self._arms[name]
         batch = self.batches(arm, [seed])[0]
+        arm.begin()
         return tuple(tensor.clone() for tensor in self._execute(arm, batch))
 
     def execute(self, name: str, batch: tuple[Tensor, ...]) -> None:
         """A step and nothing else: no fingerprint, no wait."""
         self._execute(self._arms[name], batch)
+
+    def probe(self, name: str, seed: int) -> dict[str, Tensor]:
+        """See Trainer.probe."""
+        arm = self._arms[name]
+        assert arm.trainer is not None
+        with torch.enable_grad():
+            return arm.trainer.probe(arm.program, self._moved(self.batches(arm, [seed])[0]))
 
     def sync(self) -> None:
         """Wait for the whole device, not one stream."""
@@ -416,11 +507,12 @@ class Arena:
         self._ring.commit(self._execute(arm, batch), slot)
 
     def _execute(self, arm: Arm, batch: Any) -> tuple[Tensor, ...]:
-        with torch.no_grad():
+        with torch.set_grad_enabled(arm.trainer is not None):
             self._session.reset()
             if arm.name.mode.is_graphed and arm.name.mode.is_compiled:
                 torch.compiler.cudagraph_mark_step_begin()
-            outputs = arm.program(*self._moved(batch))
+            given = self._moved(batch)
+            outputs = arm.program(*given) if arm.trainer is None else arm.trainer.step(arm.program, given)
             if arm.pause is not None:
                 arm.pause()
             return outputs
@@ -429,12 +521,29 @@ class Arena:
         """The arm's own module tree."""
         if name.role in WITH_KERNELS:
             return self._with_candidate(name)
-        model = copy_sharing_weights(self._session.model)
+        model = self._copied(self._session.model)
         if name.role is Role.HEADROOM:
             self._replay(model, name.mode, seed)
         elif name.role is not Role.BASELINE or name.alternative is not None:
             self._swap(name, model)
         return model
+
+    def _learns(self, op: Op) -> bool:
+        """Whether a kernel needs gradients of its own: not in an operator's place, whose own stay, nor where the step
+        has done its backward already.
+        """
+        return self._train is not None and not (op.name.startswith(OPERATOR) or written_by(op))
+
+    def _copied(self, model: nn.Module) -> nn.Module:
+        """A module tree of its own: in training with weights of its own, which the step changes."""
+        return copy_sharing_weights(model) if self._train is None else copy.deepcopy(model).train()
+
+    def _source(self, name: ArmName) -> nn.Module:
+        """The model that the arm's tree is a copy of."""
+        standing = self._standing(name) if name.role in WITH_KERNELS else []
+        calls = [part.candidate.kernel.call for part in standing if part.candidate is not None]
+        source: nn.Module = next((call.model for call in calls if isinstance(call, Replica)), self._session.model)
+        return source
 
     def _swap(self, name: ArmName, model: nn.Module) -> None:
         """The alternatives that the name says, and every other op's own code in the same place.
@@ -463,14 +572,16 @@ class Arena:
         return [part for place, part in enumerate(self._parts) if places is None or place in places]
 
     def _with_candidate(self, name: ArmName) -> nn.Module:
+        self._captured_calls.clear()
         kernels = [
-            Standing(part.op, part.usable, self._function(part.op, part.candidate.kernel, name.mode))
+            Standing(part.op, part.usable, self._standing_there(part, part.candidate.kernel, name.mode))
             for part in self._standing(name)
             if part.candidate is not None
         ]
         if not kernels:
             raise RuntimeError("no candidate in this worker")
-        return placed(self._session.model, kernels, self._counted if name.mode is Mode.CUDA_GRAPH else None)
+        around = self._counted if name.mode is Mode.CUDA_GRAPH else None
+        return placed(self._session.model, kernels, around, copied=self._copied)
 
     def _traces(self, name: ArmName, model: nn.Module) -> Callable[[Any], Counter[int]]:
         """Counts kernels in a graph of that tree: calls of their ops, or a patch's modules that left nodes there."""
@@ -479,24 +590,41 @@ class Arena:
                 changed = part.usable if name.role is Role.CANDIDATE else []
                 keys = {str(id(site.module)) for site in sites_in(model, changed)}
                 return _nodes_in(keys, number)
-        watched = self._watched()
+        watched = self._watched(1)
         return lambda graph: Counter(watched[node.target] for node in graph.nodes if node.target in watched)
 
-    def _watched(self) -> dict[Any, int]:
-        """The kernels as registered ops, as far as they are, with the numbers of their parts."""
+    def _standing_there(self, part: Part, kernel: Bound, mode: Mode) -> Callable[..., Any]:
+        """The kernel as it stands at the part's sites; what no compiler meets is counted, where its graphs are."""
+        function = self._function(part.op, kernel, mode)
+        is_outside = mode.is_compiled and written_by(part.op)
+        return self._counted(part.usable[0], function) if is_outside and part.usable else function
+
+    def _watched(self, place: Literal[0, 1]) -> dict[Any, int]:
+        """What stands for the kernels under a compiler (0), or tells them in its graphs (1), and their parts' numbers.
+
+        Only kernels that are registered already.
+        """
         kernels = [part.candidate.kernel.sha256 if part.candidate is not None else "" for part in self._parts]
-        return {self._registered[sha256]: place for place, sha256 in enumerate(kernels) if sha256 in self._registered}
+        known = ((number, self._registered.get(sha256)) for number, sha256 in enumerate(kernels))
+        return {found[place]: number for number, found in known if found is not None}
 
     def _function(self, op: Op, kernel: Bound, mode: Mode) -> Callable[..., Any]:
         """The kernel itself, or under a compiler as an op that the compiler cannot look into; a patch is no op."""
-        if not mode.is_compiled or isinstance(kernel.call, Replica):
+        if isinstance(kernel.call, Replica):
             return kernel.call
+        if not mode.is_compiled or written_by(op):
+            return kernel.in_training(op) if self._learns(op) else kernel.call
         if kernel.sha256 not in self._registered:
-            device = self._session.device.partition(":")[0]
-            call = sparing(kernel.call, kernel.writes)
-            self._registered[kernel.sha256] = registered(op, call, sha256=kernel.sha256, device=device)
-        function: Callable[..., Any] = self._registered[kernel.sha256]
-        return function
+            self._registered[kernel.sha256] = self._registration(op, kernel)
+        return self._registered[kernel.sha256][0]
+
+    def _registration(self, op: Op, kernel: Bound) -> tuple[Callable[..., Any], Any]:
+        """What stands at the sites, and the operator by which a graph shows that it does."""
+        device = self._session.device.partition(":")[0]
+        if self._learns(op):
+            return kernel.in_compiled_training(op, device)
+        found = registered(op, sparing(kernel.call, kernel.writes), sha256=kernel.sha256, device=device)
+        return found, found
 
     def _counted(self, site: Site, kernel: Callable[..., Any]) -> Callable[..., Any]:
         """The kernel, counting its calls: those of the capture are those of every replay, which makes none."""
@@ -512,30 +640,22 @@ class Arena:
         self._session.reset()
 
     def _replay(self, model: nn.Module, mode: Mode, seed: int) -> None:
-        """Record every call's true outputs for one batch, then return them in that tree instead of computing them."""
-        recorded: dict[str, list[tuple[Tensor, ...]]] = {}
+        """Record every call's true outputs for one batch, then return them in that tree instead of computing them.
 
-        def record(site: Site, call: OpCall, output: Any) -> None:
-            recorded.setdefault(site.fqn, []).append(tuple(item.clone() for item in outputs_of(output)))
+        Nothing comes out of an optimizer: it is left out, and its state stays where it is.
+        """
+        inside = [part for part in self._parts if not written_by(part.op)]
+        occurrences = [(part.op, sites_in(self._session.model, part.usable)) for part in inside]
+        batch = self._moved(self._fixed(seed))
+        self._session.reset()
+        calls = recorded(occurrences, self._session.program(self._session.model), batch, self._train) if inside else {}
 
-        with ExitStack() as stack:
-            for part in self._parts:
-                stack.enter_context(observed(part.op, sites_in(self._session.model, part.usable), record))
-            self._execute(
-                Arm(ArmName(Role.BASELINE, Mode.EAGER), self._session.program(self._session.model), None),
-                self._staged(seed),
-            )
-
-        def replay(site: Site) -> Callable[..., Any]:
-            calls = recorded.get(site.fqn, [])
-            if mode.is_compiled and (len(calls) == 1 or (calls and not site.is_declared)):
-                return _replay_compiled(site, calls)
-            if calls and not mode.is_compiled:
-                return _replay_eager(calls[0]) if len(calls) == 1 else _replay_several(calls)
-            raise RuntimeError(f"{site.fqn} ran {len(calls)} times in a step: its outputs cannot be replayed")
+        def replayed(site: Site) -> Callable[..., Any]:
+            return replay(site, calls.get(site.fqn, []), is_compiled=mode.is_compiled)
 
         for part in self._parts:
-            Patch(part.op, sites_in(model, part.usable), replay)
+            stands = everywhere(_nothing) if written_by(part.op) else replayed
+            Patch(part.op, sites_in(model, part.usable), stands)
 
     def _proof(self, arm: Arm, seed: int, profiled: bool) -> dict[str, Any]:
         """Compiled regions that one profiled, untimed step entered, and each kernel's nodes in the graphs.
@@ -545,7 +665,9 @@ class Arena:
         if arm.backend is None:
             is_captured = arm.name.role in WITH_KERNELS and arm.name.mode is Mode.CUDA_GRAPH
             return {"regions": None, "kernel_calls": self._captured() if is_captured else None}
-        calls = [arm.backend.nodes[place] for place in range(len(self._parts))]
+        seen = zip(self._parts, self._captured(), strict=True)
+        outside = [bool(count) if written_by(part.op) else 0 for part, count in seen]
+        calls = [arm.backend.nodes[place] + count for place, count in enumerate(outside)]
         if not profiled:
             return {"regions": arm.backend.graphs, "kernel_calls": calls}
         from torch.profiler import ProfilerActivity, profile
@@ -559,8 +681,12 @@ class Arena:
         return {"regions": regions, "kernel_calls": calls}
 
     def _captured(self) -> list[int]:
-        """Calls of each kernel in the graph that was captured last."""
+        """Calls of each kernel in the graph that was captured last, or outside of what is compiled."""
         return [sum(self._captured_calls[site.fqn] for site in part.usable) for part in self._parts]
+
+
+def _nothing(*call: Any) -> None:
+    """In the place of what has no outputs."""
 
 
 def _nodes_in(modules: set[str], number: int) -> Callable[[Any], Counter[int]]:
@@ -626,56 +752,3 @@ def _need_all(backend: CountingBackend) -> None:
             raise RuntimeError(
                 f"the compiled graph has no call of {item.operator} in {owner}, where an eager step has one"
             )
-
-
-def _replay_eager(recorded: tuple[Tensor, ...]) -> Callable[..., Any]:
-    output = _returned(recorded)
-    return lambda *call: output
-
-
-def _replay_several(recorded: list[tuple[Tensor, ...]]) -> Callable[..., Any]:
-    outputs = itertools.cycle([_returned(item) for item in recorded])
-    return lambda *call: next(outputs)
-
-
-def _replay_compiled(site: Site, recorded: list[tuple[Tensor, ...]]) -> Callable[..., Any]:
-    """Under a compiler recordings are buffers, and an opaque op keeps the call's tensors alive.
-
-    Without it the compiler deletes everything upstream of the site, and the ceiling means nothing.
-    """
-    _define_touch()
-    module = site.module
-    names = [[f"e2e_recorded_{turn}_{place}" for place in range(len(item))] for turn, item in enumerate(recorded)]
-    for turn, item in enumerate(recorded):
-        for name, tensor in zip(names[turn], item, strict=True):
-            module.register_buffer(name, tensor, persistent=False)
-
-    def given(names: list[str], call: tuple[Any, ...]) -> Any:
-        outputs = [getattr(module, name) for name in names]
-        torch.ops.e2e_headroom.touch(outputs[0], [item for item in call if isinstance(item, Tensor)])
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
-
-    (first, *more), turns = names, itertools.cycle(names)
-
-    def replayed(*call: Any) -> Any:
-        return given(next(turns) if more else first, call)  # where there are more, no Dynamo looks in here
-
-    vars(replayed)[READS] = tuple(itertools.chain(*names))
-    return replayed
-
-
-def _returned(outputs: tuple[Tensor, ...]) -> Any:
-    return outputs[0] if len(outputs) == 1 else outputs
-
-
-_TOUCH: list[lib.Library] = []
-
-
-def _define_touch() -> None:
-    if _TOUCH:
-        return
-    own = lib.Library("e2e_headroom", "DEF")
-    own.define("touch(Tensor(a!) recorded, Tensor[] inputs) -> ()")
-    own.impl("touch", lambda recorded, inputs: None, "CompositeExplicitAutograd")
-    lib.register_fake("e2e_headroom::touch", lambda recorded, inputs: None, lib=own)
-    _TOUCH.append(own)

@@ -65,8 +65,6 @@ def next_actions(
 
 def _next_stage(case: _Case) -> NextAction:
     """After a stage that was asked for and passed."""
-    if case.evidence.training is not None:  # a training step is not timed yet
-        return NextAction(kind="next_stage", why="time the kernel in an inference workload", command=None, seconds=None)
     later = [stage for stage in Stage if stage.rank > case.evidence.stage_asked.rank]
     until = later[0] if later else Stage.VERDICT
     command = case.invocation.validate(until=until if until is not Stage.VERDICT else None)

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from e2e.protocols import Op, OpCall, Site
+from e2e.protocols import Op, OpCall, Site, updated, written_by
 
 
 def copy_sharing_weights(model: nn.Module) -> nn.Module:
@@ -125,7 +125,11 @@ def split(op: Op, args: tuple[Any, ...]) -> OpCall:
 
 @contextmanager
 def observed(op: Op, sites: list[Site], see: Callable[[Site, OpCall, Any], None]) -> Iterator[None]:
-    """While inside, `see(site, call, output)` is called after every call of the op at those sites."""
+    """While inside, `see(site, call, output)` is called after every call of the op at those sites.
+
+    Of an op that works in place it sees how a few tensors of the lists were before, and what became of them.
+    """
+    count = len(op.tensor_names)
 
     def watched(site: Site) -> Callable[..., Any]:
         own = op.own(site)
@@ -135,10 +139,34 @@ def observed(op: Op, sites: list[Site], see: Callable[[Site, OpCall, Any], None]
             see(site, split(op, args), output)
             return output
 
-        return call
+        def call_in_place(*args: Any) -> Any:
+            places = _some(args[0])
+            before = [tuple(item[place].clone() for place in places) for item in args[:count]]
+            output = own(*args)
+            after = tuple(tuple(item[place] for place in places) for item in args[:count])
+            see(site, OpCall(tuple(before), args[count:]), tuple(item.clone() for item in updated(op, after)))
+            return output
+
+        return call_in_place if written_by(op) else call
 
     patch = Patch(op, sites, watched)
     try:
         yield
     finally:
         patch.undo()
+
+
+SEEN_ELEMENTS = 2**22
+"""Elements of each list, at most, that are looked at."""
+
+
+def _some(tensors: Sequence[Any]) -> list[int]:
+    """Places of a list's tensors, small ones first, as many as may be looked at; one at least."""
+    found: list[int] = []
+    elements = 0
+    for place in sorted(range(len(tensors)), key=lambda place: tensors[place].numel()):
+        elements += tensors[place].numel()
+        if found and elements > SEEN_ELEMENTS:
+            break
+        found.append(place)
+    return sorted(found)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from e2e.schema.evidence import Answer, ModelFacts
 from e2e.schema.kernel import Kernel
 from e2e.schema.record import Record
 from e2e.schema.result import Result
-from e2e.schema.workload import Cell, Workload
+from e2e.schema.workload import Cell, TrainSpec, Workload
 
 
 class Built(Record):
@@ -104,7 +105,10 @@ class Site:
 
 @dataclass(frozen=True)
 class OpCall:
-    """One call of the op: tensors in the op's order (None where an optional one is absent), then scalars."""
+    """One call of the op: tensors in the op's order (None where an optional one is absent), then scalars.
+
+    Where the op takes lists of tensors, so does the call, as tuples.
+    """
 
     tensors: tuple[Any, ...]
     scalars: tuple[Any, ...]
@@ -113,6 +117,41 @@ class OpCall:
 def outputs_of(value: Any) -> tuple[Any, ...]:
     """What a call of an op returned, as a tuple of tensors."""
     return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
+def each(argument: Any) -> tuple[Any, ...]:
+    """Tensors of one argument of a call: none, one, or those of a list."""
+    if argument is None:
+        return ()
+    return tuple(argument) if isinstance(argument, tuple | list) else (argument,)
+
+
+def mapped(function: Callable[[Any], Any], argument: Any) -> Any:
+    """The argument with `function` applied to every tensor in it."""
+    if isinstance(argument, tuple | list):
+        return tuple(function(item) for item in argument)
+    return None if argument is None else function(argument)
+
+
+def tensors_of(call: OpCall) -> list[Any]:
+    """Every tensor of a call, one after the other."""
+    return [tensor for argument in call.tensors for tensor in each(argument)]
+
+
+def written_by(op: Op) -> frozenset[int]:
+    """Places of the arguments that a call of the op updates in place, and returns; none for most ops."""
+    return frozenset(op.tensor_names.index(name) for name in getattr(op, "in_place", ()))
+
+
+def updated(op: Op, arguments: Iterable[Any]) -> tuple[Any, ...]:
+    """What a call of an op that works in place returns: the tensors of those arguments, one after the other."""
+    written = written_by(op)
+    return tuple(tensor for place, item in enumerate(arguments) if place in written for tensor in each(item))
+
+
+def output_count(op: Op) -> int:
+    """How many tensors the op returns."""
+    return len(re.findall(r"\bTensor\b", op.schema.rpartition("->")[2]))
 
 
 OUT = "out"
@@ -127,7 +166,8 @@ class Op(Protocol):
     Some members are optional. `variants(dtype, device, seed)` gives named calls of other widths and scalars than the
     example's, for checks without a workload; in a model its sites fix both. `parameter_names` are those of its tensors
     that are the site's own, as weights are: a kernel may prepare them. `layouts` has the `Swaps` of every other
-    layout in which a kernel may take the op's tensors.
+    layout in which a kernel may take the op's tensors. `in_place` are the tensors that a call updates: kernels return
+    nothing, `own` and alternatives what `updated` says; reference and mutants return the same anew, and change nothing.
 
     A *call* is the op's tensors, then its scalars, in the order of their names. What a call returns is one tensor, or
     a tuple of them where `schema` says so.
@@ -273,10 +313,17 @@ class Session(Protocol):
 
 
 class TrainingSession(Session, Protocol):
-    """A session whose step is `train`."""
+    """A session whose step is `train`.
+
+    `batch` has a tensor for every part that gradients are accumulated over; `program(model)` takes one of them and
+    returns its loss, as a tuple of one scalar.
+    """
+
+    train: TrainSpec
+    """What a step is beyond that."""
 
     def loss(self, model: Any, batch: Batch) -> Any:
-        """Mean loss of one training step, with gradients."""
+        """Mean loss of one training step in the model's own precision, with gradients."""
         ...
 
 

@@ -11,7 +11,7 @@ from e2e import outside, registry
 from e2e.errors import UsageError
 
 _PACKAGE = registry.ROOT.name
-_ARGUMENT = re.compile(r"(?P<kind>\w+(?:\[\])?\??) (?P<name>\w+)")
+_ARGUMENT = re.compile(r"(?P<kind>\w+(?:\(\w+!\))?(?:\[\])?\??) (?P<name>\w+)")
 
 
 @dataclass(frozen=True)

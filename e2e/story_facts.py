@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from e2e.rules.lossy import kl_added
-from e2e.schema.evidence import Engagement, Evidence, ExamRecord, ModelCheck, ModelFacts, OpCheck, TrainingCheck
+from e2e.schema.evidence import (
+    Engagement,
+    Evidence,
+    ExamRecord,
+    LossPath,
+    ModelCheck,
+    ModelFacts,
+    OpCheck,
+    TrainingCheck,
+)
 from e2e.schema.policy import Policy
 from e2e.schema.result import CellResult, Result
 from e2e.schema.verdict import MemoryVerdict, NumericsVerdict, Verdict
@@ -176,6 +185,13 @@ def _training(check: TrainingCheck | None) -> Facts:
         worst = f"{small(check.worst_error_candidate)} (baseline {small(check.worst_error_baseline)})"
         text += f"; worst error {worst} at {check.worst_parameter}"
     yield "gradients", text
+    if check.paths:
+        yield "loss path", "; ".join(map(_loss_path, check.paths))
+
+
+def _loss_path(path: LossPath) -> str:
+    way = f"{path.steps} steps of {path.optimizer}, {_number(path.loss_first)} to {_number(path.loss_last)}"
+    return f"{way}: {small(path.apart)} apart at most (allowed {small(path.allowed)})"
 
 
 def _number(value: float | None) -> str:

@@ -256,6 +256,36 @@ class Handlers:
         """See Examiner.gross_errors."""
         return {"rows": self._model.gross_errors(fqns=fqns)}
 
+    def do_reference_training(self) -> dict[str, Any]:
+        """See TrainingReference.of."""
+        from e2e.numerics.training import TrainingReference
+
+        self._training = TrainingReference.of(self.session, self._model.occurrences, seed=self.seed)
+        return {"error_baseline": self._training.error_baseline}
+
+    def do_reference_paths(self, *, steps: int) -> None:
+        """The baseline's losses, and those under legal changes; see loss_path."""
+        import copy
+
+        from e2e.numerics.loss_path import perturbed, walked
+
+        session = self.session
+        own = walked(session, lambda: copy.deepcopy(session.model), seed=self.seed, steps=steps)
+        self._paths = (own, perturbed(session, seed=self.seed, steps=steps))
+
+    def do_compare_paths(self, *, path: str) -> dict[str, Any]:
+        """See loss_path.judged."""
+        from e2e.numerics.captures import read_outputs
+        from e2e.numerics.loss_path import judged
+
+        return {"paths": judged(*self._paths, read_outputs(Path(path), self.device))}
+
+    def do_compare_probes(self, *, path: str) -> dict[str, Any]:
+        """See TrainingReference.problem."""
+        from e2e.numerics.captures import read_outputs
+
+        return {"problem": self._training.problem(read_outputs(Path(path), self.device))}
+
     def do_compare_step(self, *, path: str, rough: float) -> dict[str, Any]:
         """See Examiner.compare_step."""
         found: dict[str, Any] = self._model.compare_step(path=Path(path), rough=rough)
@@ -390,11 +420,10 @@ class Handlers:
     def do_op_gradients(self, *, inputs: str, path: str) -> None:
         """See op_level.save_gradients."""
         from e2e.binding import trainable
-        from e2e.builders._calls import BORROWED
         from e2e.numerics.op_level import save_gradients
 
         own = self.parts[0]
-        function = trainable(own.op, own.bound.call, borrowed=own.manifest.backward == BORROWED)
+        function = trainable(own.op, own.bound.call, borrowed=own.manifest.borrows_gradients)
         save_gradients(own.op, function, inputs=Path(inputs), path=Path(path), seed=self.seed, device=self.device)
 
     def do_engage(self) -> dict[str, Any]:
@@ -412,18 +441,29 @@ class Handlers:
 
     def do_gradients(self, *, path: str, candidate: bool) -> dict[str, Any]:
         """See exercise.gradients."""
-        from e2e.binding import sparing
-        from e2e.builders._calls import BORROWED
-        from e2e.numerics.exercise import gradients, in_training
+        from e2e.numerics.exercise import gradients
 
-        kernels = []
-        for part in self.parts if candidate else []:
-            if part.bound is not None:
-                kernel = replace(part.standing, call=sparing(part.bound.call, part.bound.writes))
-                manifest = part.manifest
-                native, borrowed = manifest.brings_gradients, manifest.backward == BORROWED
-                kernels.append(in_training(kernel, native=native, borrowed=borrowed))
-        return gradients(self.session, kernels, seed=self.seed, path=Path(path))
+        return gradients(self.session, self._learning if candidate else [], seed=self.seed, path=Path(path))
+
+    @property
+    def _learning(self) -> list[Any]:
+        """Every kernel as it stands in an eager training step."""
+        bound = [part for part in self.parts if part.bound is not None]
+        return [replace(part.standing, call=part.bound.in_training(part.op)) for part in bound]
+
+    def do_loss_paths(self, *, path: str, steps: int) -> None:
+        """See loss_path.walked."""
+        import copy
+
+        from safetensors.torch import save_file
+
+        from e2e.numerics.loss_path import walked
+        from e2e.scout import placed
+
+        def made() -> Any:
+            return placed(self.session.model, self._learning, copied=copy.deepcopy)
+
+        save_file(walked(self.session, made, seed=self.seed, steps=steps), Path(path))
 
     def do_isolated(self, *, inputs: str, seconds: float, alternative: str | None, part: int = 0) -> dict[str, Any]:
         """The op alone: the model's own module, the best alternative, the candidate."""
@@ -478,6 +518,10 @@ class Handlers:
 
         return room(self.device)
 
+    def do_keep(self, *, arms: list[str]) -> None:
+        """See Arena.keep."""
+        self.arena.keep(arms)
+
     def do_plant(self, *, arm: str, pause_s: float) -> None:
         """See Arena.plant."""
         self.arena.plant(arm, pause_s=pause_s, seed=self.seed)
@@ -519,6 +563,19 @@ class Handlers:
         seeds = Examiner.probe_seeds(self.session, self.exam_seed)
         logits = torch.cat([self.arena.outputs(arm, seed)[0] for seed in seeds])
         save_file({"logits": logits.contiguous()}, Path(path))
+
+    def do_probes(self, *, arm: str, path: str) -> None:
+        """What single training steps of one arm leave, saved for the clean side; see Trainer.probe."""
+        from safetensors.torch import save_file
+
+        from e2e.numerics.training import PROBES
+
+        found = {
+            f"{place}:{name}": item
+            for place in range(PROBES)
+            for name, item in self.arena.probe(arm, self.seed + place).items()
+        }
+        save_file(found, Path(path))
 
     def do_stage(self, *, arm: str, seeds: list[int], settle: int) -> None:
         """Put the next segment's inputs on the device."""

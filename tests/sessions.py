@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from e2e.numerics.examine import Examiner
 from e2e.protocols import Op
 from e2e.schema.evidence import Answer
+from e2e.schema.workload import TrainSpec
+from e2e.tasks.causal_lm import Loss
+from e2e.trainer import UPDATE, Update
 from tests import families, tiny
 
 
@@ -20,8 +23,11 @@ class LlamaSession:
 
     device = "cpu"
 
-    def __init__(self, *, step: str = "prefill") -> None:
+    def __init__(self, *, step: str = "prefill", train: TrainSpec | None = None) -> None:
         self.model: nn.Module = tiny.llama().requires_grad_(step == "train")
+        self.train = train or (TrainSpec() if step == "train" else None)
+        if self.train is not None and self.train.optimizer == "adamw":
+            self.model.add_module(UPDATE, Update(self.train))
         self.cell = SimpleNamespace(dtype="float32", step=step, batch=2, sequence=12)
         self.answer = Answer(width=tiny.VOCABULARY)
 
@@ -30,7 +36,8 @@ class LlamaSession:
         return torch.randint(0, tiny.VOCABULARY, (count, length), generator=generator)
 
     def batch(self, seed: int) -> tuple[Tensor, ...]:
-        return (self.windows(self.cell.batch, self.cell.sequence, seed),)
+        parts = self.train.gradient_accumulation if self.train is not None else 1
+        return self.windows(parts * self.cell.batch, self.cell.sequence, seed).split(self.cell.batch)
 
     def step_inputs(self, seed: int) -> tuple[Tensor, ...]:
         return self.batch(seed)
@@ -55,6 +62,8 @@ class LlamaSession:
         """No state."""
 
     def program(self, model: nn.Module) -> Any:
+        if self.train is not None:
+            return Loss(model, self.device, self.train.autocast)
         return lambda ids: (model(input_ids=ids, use_cache=False, logits_to_keep=1).logits,)
 
     def answers(self, model: nn.Module, ids: Tensor) -> Tensor:
@@ -63,15 +72,14 @@ class LlamaSession:
         return found
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        (ids,) = batch
-        found: Tensor = model(input_ids=ids, labels=ids, use_cache=False).loss
-        return found
+        return torch.stack([Loss(model, self.device, None)(ids)[0] for ids in batch]).mean()
 
 
 class FamilySession:
     """One forward of a small model of some family, on fixed inputs."""
 
     device = "cpu"
+    train = None
 
     def __init__(self, family: str, model: nn.Module, *, labels: bool = False) -> None:
         self._family = family
@@ -102,6 +110,7 @@ class ToySession:
     """Two linear layers with a norm between them."""
 
     device = "cpu"
+    train = None
 
     def __init__(self) -> None:
         torch.manual_seed(0)

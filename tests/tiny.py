@@ -32,7 +32,7 @@ max_blocks: 4
 segment_s: 0.02
 ceiling_s: 1
 traces: {traces}
-numerics: {{model_tokens: 64, capture_bytes: 16777216}}
+numerics: {{model_tokens: 64, training_steps: 4, capture_bytes: 16777216}}
 budgets: {{cell_s: {cell_s}, build_s: 60, import_s: 90, call_s: {call_s}, compile_s: 60, host_bytes: {host_bytes}}}
 """
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from e2e.errors import CandidateError, EnvironmentFault, UsageError
-from e2e.protocols import OUT, BuildTarget, Built, Op, OpCall, outputs_of, parameters_of
+from e2e.protocols import OUT, BuildTarget, Built, Op, OpCall, output_count, outputs_of, parameters_of
 from e2e.schema.constraint import evaluate
 from e2e.schema.kernel import Kernel
 from e2e.schema.workload import DType
@@ -106,6 +106,24 @@ class Extra:
         return like.new_empty(self.shape(dims), dtype=self.kind(dims))
 
 
+def saved_like(op: Op, built: Built, args: tuple[Any, ...]) -> list[Any]:
+    """Uninitialised tensors like those that the forward saves, by what the manifest's `saves` says of them.
+
+    Raises:
+        CandidateError: `bind_failed`: a size that the call's dimensions do not give.
+    """
+    count = len(op.tensor_names)
+    dims = op.dims(OpCall(args[:count], args[count:]))
+    return [_made(extra, built, dims, args[0]) for extra in extras_of(built) if extra.is_saved]
+
+
+def _made(extra: Extra, built: Built, dims: Mapping[str, int | str], like: Any) -> Any:
+    try:
+        return extra.made(dims, like)
+    except ValueError as error:
+        raise bind_failed(built, f"{extra.name}: {error}") from error
+
+
 def extras_of(built: Built) -> list[Extra]:
     """Saved tensors, then scratch, as the manifest lists them."""
     manifest = built.kernel.manifest
@@ -183,14 +201,14 @@ class Bound:
         Raises:
             CandidateError: `bind_failed`: an argument that is neither the op's nor a dimension.
         """
-        made = self._op.allocate(*args)
+        made = self._op.allocate(*args) if output_count(self._op) else ()
         values: dict[str, Any] = dict(zip(self._known, (*args, *outputs_of(made)), strict=True))
         saved = []
         if self._needs_dims:
             count = len(self._op.tensor_names)
             dims = self._op.dims(OpCall(args[:count], args[count:]))
             for extra in self._extras:
-                values[extra.name] = self._made(extra, dims, args[0])
+                values[extra.name] = _made(extra, self._built, dims, args[0])
                 saved += [values[extra.name]] if extra.is_saved else []
             values = {**dims, **values}
         for name in self._names:
@@ -199,18 +217,16 @@ class Bound:
         self._into(*[values[name] for name in self._names])
         return made, tuple(saved)
 
-    def _made(self, extra: Extra, dims: Mapping[str, int | str], like: Any) -> Any:
-        try:
-            return extra.made(dims, like)
-        except ValueError as error:
-            raise bind_failed(self._built, f"{extra.name}: {error}") from error
+    def saved_like(self, *args: Any) -> list[Any]:
+        """See the function of that name."""
+        return saved_like(self._op, self._built, args)
 
 
 class Saving:
     """A forward that returns the op's outputs, then what its backward wants to see again, and that backward."""
 
     def __init__(self, op: Op, built: Built, forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
-        self._built, self._forward, self._backward = built, forward, backward
+        self._op, self._built, self._forward, self._backward = op, built, forward, backward
         self._count = output_count(op)
 
     def __call__(self, *args: Any) -> Any:
@@ -221,6 +237,10 @@ class Saving:
         found = outputs_of(self._forward(*args))
         outputs = found[: self._count]
         return outputs[0] if self._count == 1 else outputs, found[self._count :]
+
+    def saved_like(self, *args: Any) -> list[Any]:
+        """See the function of that name."""
+        return saved_like(self._op, self._built, args)
 
     def backward(self, gradients: Sequence[Any], tensors: Sequence[Any], saved: Sequence[Any]) -> tuple[Any, ...]:
         """A gradient for every tensor of the forward; absent tensors are not handed over and have none.
@@ -258,8 +278,3 @@ def scalar_types(op: Op) -> dict[str, str]:
     inside = op.schema.partition("(")[2].rpartition("->")[0]
     found = re.findall(r"((?:float|int|bool|str)(?:\[\])?)\??\s+(\w+)", inside)
     return {name: kind for kind, name in found}
-
-
-def output_count(op: Op) -> int:
-    """How many tensors the op returns."""
-    return len(re.findall(r"\bTensor\b", op.schema.rpartition("->")[2]))

@@ -16,7 +16,6 @@ from e2e.builders._calls import (
     bind_failed,
     entry_for,
     extras_of,
-    output_count,
     preparing,
     require_device,
 )
@@ -25,7 +24,7 @@ from e2e.builders._nvcc import nvcc_command
 from e2e.builders._openmp import OPENMP, has_openmp
 from e2e.builders._toolchain import cpu_identity, host_compiler, tvm_ffi
 from e2e.errors import EnvironmentFault
-from e2e.protocols import BuildTarget, Built, Op
+from e2e.protocols import BuildTarget, Built, Op, output_count
 from e2e.schema.kernel import Kernel
 
 _BASE = ("-O3", "-std=c++17", "-shared", "-fPIC")

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from e2e.errors import CandidateError
-from e2e.protocols import OpCall
+from e2e.protocols import OpCall, mapped, tensors_of
 
 ALIGNMENT = 64
 """Elements; a clone starts as far from a multiple of it as its original, so that vector loads see the same."""
@@ -36,18 +36,17 @@ def save_calls(path: Path, calls: Sequence[Captured], *, about: Mapping[str, str
     tensors: dict[str, Tensor] = {}
     storages: dict[int, str] = {}
     rows = []
+
+    def saved(tensor: Tensor) -> list[Any]:
+        key = storages.get(tensor.untyped_storage().data_ptr()) if tensor.numel() else None
+        if key is None or tensors[key].dtype != tensor.dtype:
+            key = f"s{len(tensors)}"
+            tensors[key] = _whole_storage(tensor).cpu().clone()
+            storages[tensor.untyped_storage().data_ptr()] = key
+        return [key, list(tensor.shape), list(tensor.stride()), tensor.storage_offset()]
+
     for item in calls:
-        geometry: list[Any] = []
-        for tensor in item.call.tensors:
-            if tensor is None:
-                geometry.append(None)
-                continue
-            key = storages.get(tensor.untyped_storage().data_ptr()) if tensor.numel() else None
-            if key is None or tensors[key].dtype != tensor.dtype:
-                key = f"s{len(tensors)}"
-                tensors[key] = _whole_storage(tensor).cpu().clone()
-                storages[tensor.untyped_storage().data_ptr()] = key
-            geometry.append([key, list(tensor.shape), list(tensor.stride()), tensor.storage_offset()])
+        geometry = [mapped(saved, argument) for argument in item.call.tensors]
         rows.append({"site": item.site, "label": item.label, "tensors": geometry, "scalars": list(item.call.scalars)})
     save_file(tensors, path, metadata={**(about or {}), "calls": json.dumps(rows)})
 
@@ -57,17 +56,17 @@ def load_calls(path: Path, device: str) -> list[Captured]:
     with safe_open(path, framework="pt") as file:
         rows: list[dict[str, Any]] = json.loads(file.metadata()["calls"])
         calls = []
+
+        def loaded(place: Any) -> Any:
+            if place is None or not (place and isinstance(place[0], str)):
+                return place and tuple(map(loaded, place))
+            key, shape, stride, offset = place
+            storage = file.get_tensor(key).to(device)
+            storage = storage.clone() if device == "cpu" else storage
+            return storage.as_strided(shape, stride, offset)
+
         for row in rows:
-            tensors: list[Tensor | None] = []
-            for place in row["tensors"]:
-                if place is None:
-                    tensors.append(None)
-                    continue
-                key, shape, stride, offset = place
-                storage = file.get_tensor(key).to(device)
-                storage = storage.clone() if device == "cpu" else storage
-                tensors.append(storage.as_strided(shape, stride, offset))
-            call = OpCall(tuple(tensors), tuple(row["scalars"]))
+            call = OpCall(tuple(map(loaded, row["tensors"])), tuple(row["scalars"]))
             calls.append(Captured(row["site"], row["label"], call))
     return calls
 
@@ -76,9 +75,8 @@ def storages_of(calls: Iterable[Captured]) -> list[Tensor]:
     """What `save_calls` writes of them: every storage once, as one row."""
     found: dict[int, Tensor] = {}
     for item in calls:
-        for tensor in item.call.tensors:
-            if tensor is not None:
-                found.setdefault(tensor.untyped_storage().data_ptr(), _whole_storage(tensor))
+        for tensor in tensors_of(item.call):
+            found.setdefault(tensor.untyped_storage().data_ptr(), _whole_storage(tensor))
     return list(found.values())
 
 
@@ -101,7 +99,7 @@ def select(calls: Sequence[Captured], budget_bytes: int) -> list[Captured]:
     kept: list[Captured] = []
     used = 0
     for item in [*first, *rest]:
-        size = sum(t.untyped_storage().nbytes() for t in item.call.tensors if t is not None)
+        size = sum(t.untyped_storage().nbytes() for t in tensors_of(item.call))
         if not kept or used + size <= budget_bytes:
             kept.append(item)
             used += size
@@ -136,20 +134,24 @@ def output_names(names: Iterable[str], place: int) -> list[str]:
 
 def form_of(call: OpCall) -> tuple[Any, ...]:
     """Shapes, strides and dtypes of a call, and its scalars: calls of one form take the same way through a kernel."""
-    tensors = tuple(None if t is None else (tuple(t.shape), t.stride(), t.dtype) for t in call.tensors)
-    return (*tensors, call.scalars)
+
+    def form(tensor: Tensor) -> tuple[Any, ...]:
+        return (tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+    return (*(mapped(form, argument) for argument in call.tensors), call.scalars)
 
 
 def described(form: tuple[Any, ...]) -> dict[str, Any]:
     """A form in words and numbers that JSON knows."""
     *tensors, scalars = form
-    shown = [
-        None
-        if tensor is None
-        else {"shape": list(tensor[0]), "stride": list(tensor[1]), "dtype": str(tensor[2]).removeprefix("torch.")}
-        for tensor in tensors
-    ]
-    return {"tensors": shown, "scalars": list(scalars)}
+    return {"tensors": list(map(_shown, tensors)), "scalars": list(scalars)}
+
+
+def _shown(form: Any) -> Any:
+    if form is None or not form or isinstance(form[-1], tuple):  # of a list, the forms of its tensors
+        return form and list(map(_shown, form))
+    shape, stride, dtype = form
+    return {"shape": list(shape), "stride": list(stride), "dtype": str(dtype).removeprefix("torch.")}
 
 
 def _rank(place: int, count: int) -> int:
@@ -158,8 +160,7 @@ def _rank(place: int, count: int) -> int:
 
 def clone_call(call: OpCall) -> OpCall:
     """The same values, strides and offsets in new storages."""
-    tensors = (None if tensor is None else _clone(tensor) for tensor in call.tensors)
-    return OpCall(tuple(tensors), call.scalars)
+    return OpCall(tuple(mapped(_clone, argument) for argument in call.tensors), call.scalars)
 
 
 def _clone(tensor: Tensor) -> Tensor:
@@ -177,8 +178,10 @@ def _clone(tensor: Tensor) -> Tensor:
 def turned(item: Captured) -> list[Captured]:
     """A call of the same shapes with other values: an op that a step calls once would let a kernel answer by shape.
 
-    None where the first tensor is one value, or one in many places.
+    None where the first tensor is one value, or one in many places; a list has none.
     """
+    if not isinstance(item.call.tensors[0], Tensor):
+        return []
     moved = clone_call(item.call)  # its strides too
     first = moved.tensors[0]
     steps = [stride for size, stride in zip(first.shape, first.stride(), strict=True) if size > 1]

@@ -13,7 +13,7 @@ from e2e.measure.audit import EPSILON, Fingerprint
 from e2e.measure.fingerprint import Ring
 from e2e.numerics.captures import Captured, clone_call, form_of
 from e2e.numerics.compare import error_of, exactly
-from e2e.protocols import Op, OpCall, Site, outputs_of
+from e2e.protocols import Op, OpCall, Site, outputs_of, tensors_of
 from e2e.schema.evidence import CAPTURED
 
 LOUD = (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError, AssertionError)
@@ -66,7 +66,7 @@ class Watch:
             return f"it returns {_form(found)}, where {self._op.name} returns {_form(expected)}"
         for value, exact in zip(found, outputs_of(exactly(self._op, call)), strict=True):
             error = error_of(value, exact).total
-            allowed = CONFORMANCE_EPSILONS * max(_epsilon(tensor) for tensor in (value, *call.tensors))
+            allowed = CONFORMANCE_EPSILONS * max(_epsilon(tensor) for tensor in (value, *tensors_of(call)))
             if not error <= allowed:  # not a number is no agreement
                 return (
                     f"its own forward is not {self._op.name}: relative difference {error:.1e}, "
@@ -84,7 +84,7 @@ class Watch:
 
     def _perturbed(self, site: Site, call: OpCall) -> OpCall | None:
         state = {id(tensor) for tensor in [*site.module.parameters(), *site.module.buffers()]}
-        own = [t is not None and id(t) in state and t.is_floating_point() for t in call.tensors]
+        own = [isinstance(t, Tensor) and id(t) in state and t.is_floating_point() for t in call.tensors]
         size = sum(t.numel() for t, mine in zip(call.tensors, own, strict=True) if mine)
         if not any(own) or size > MOST_PERTURBED:
             return None
@@ -100,7 +100,7 @@ class Watch:
         return (tensor.float() * (1 + 0.4 * noise) + 0.1 * size * noise.roll(1)).to(tensor.dtype)
 
     def _keep(self, site: Site, call: OpCall) -> None:
-        size = sum(t.untyped_storage().nbytes() for t in call.tensors if t is not None)
+        size = sum(t.untyped_storage().nbytes() for t in tensors_of(call))
         form = form_of(call)
         if form not in self._kept or self._bytes + size <= self._budget_bytes:
             self._kept.add(form)

@@ -18,20 +18,17 @@ from e2e.errors import UsageError
 from e2e.measure.audit import FAR
 from e2e.measure.fingerprint import checksum
 from e2e.numerics.captures import Captured, described, read_outputs, save_calls, select, storages_of, turned
-from e2e.numerics.compare import distance_of, error_of, floor_of
+from e2e.numerics.compare import MODE_RATIO, distance_of, error_of, floor_of
 from e2e.numerics.conformance import LOUD, Outputs, Watch
 from e2e.numerics.kept import Kept
 from e2e.numerics.lossy import gross_errors, labels_of, surprise
-from e2e.numerics.op_level import OpExaminer
+from e2e.numerics.op_level import OpExaminer, spared
 from e2e.numerics.reference import one_higher
 from e2e.patch import Occurrence, observed, put_references
 from e2e.protocols import Batch, Op, Session, Site
 from e2e.schema.evidence import CAPTURED, NOT_CALLED
 from e2e.schema.words import ReasonCode
-
-MODE_RATIO = 8.0
-"""A mode's outputs may err this many times as much as the eager baseline's before the mode counts as wrong."""
-
+from e2e.trainer import Update, taught
 
 NOT_RUN = "its forward does not run with its own code in the kernel's place"
 AGAIN = 1 / 16
@@ -158,6 +155,8 @@ class Examiner(OpExaminer):
         return outputs.changed, "its forward gives other outputs with its own code in the kernel's place"
 
     def _step(self, seed: int) -> None:
+        if any(isinstance(site.module, Update) for site in self._sites):  # only a whole training step gets there
+            return taught(self._session, seed)
         with torch.no_grad():
             self._session.reset()
             self._session.program(self._session.model)(*self._session.batch(seed))
@@ -176,7 +175,8 @@ class Examiner(OpExaminer):
         """What the site's own code makes of the call."""
         site = next(site for site in self._sites if site.fqn == item.site)
         with torch.no_grad():
-            return self._op.own(site)(*item.call.tensors, *item.call.scalars)
+            call = spared(self._op, item.call)
+            return self._op.own(site)(*call.tensors, *call.scalars)
 
     def reference_logits(self, *, tokens: int, seed: int, kept: Kept) -> dict[str, Any]:
         """The exam's answers by the reference and by the eager baseline, held here."""

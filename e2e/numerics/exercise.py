@@ -6,7 +6,6 @@ import copy
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from e2e.binding import NO_BACKWARD, differentiable, trainable
+from e2e.binding import NO_BACKWARD
 from e2e.errors import CandidateError
 from e2e.numerics.captures import clone_call, load_calls, output_name
 from e2e.numerics.compare import layout_of
@@ -24,10 +23,11 @@ from e2e.numerics.conformance import LOUD
 from e2e.numerics.constraints import declined_by
 from e2e.patch import Patch, Standing, copy_sharing_weights, split
 from e2e.prepared import Prepared
-from e2e.protocols import Batch, Op, OpCall, Session, Site, TrainingSession, outputs_of, parameters_of
+from e2e.protocols import Batch, Op, OpCall, Session, Site, TrainingSession, each, outputs_of, parameters_of, written_by
 from e2e.schema.answers import REACHED
 from e2e.schema.evidence import TYPICAL
 from e2e.scout import Replica, placed
+from e2e.trainer import Trainer, accumulated
 
 
 def run_calls(
@@ -98,8 +98,9 @@ def _one(
     again = outputs_of(kernel(*second.tensors, *second.scalars))
     pairs = [
         pair
-        for place, pair in enumerate(zip(given.tensors, call.tensors, strict=True))
-        if pair[0] is not None and place not in writes
+        for place, (mine, theirs) in enumerate(zip(given.tensors, call.tensors, strict=True))
+        if place not in writes
+        for pair in zip(each(mine), each(theirs), strict=True)
     ]
     inputs = [mine for mine, _ in pairs]
     strides = [
@@ -234,16 +235,11 @@ def model_logits(
     return counter.calls
 
 
-def in_training(kernel: Standing, *, native: bool, borrowed: bool) -> Standing:
-    """The kernel as autograd needs it: as it is if it brings its gradients (`native`), or with a backward around it."""
-    if isinstance(kernel.call, Replica):
-        return kernel
-    call = differentiable(kernel.call) if native else trainable(kernel.op, kernel.call, borrowed=borrowed)
-    return replace(kernel, call=call)
-
-
 def gradients(session: TrainingSession, kernels: Sequence[Standing], *, seed: int, path: Path) -> dict[str, Any]:
     """One training step's loss and gradients, saved by parameter name; without kernels it is the baseline's.
+
+
+    `kernel` is what stands at the sites of an eager training step.
 
     Raises:
         CandidateError: `no_backward`.
@@ -251,8 +247,7 @@ def gradients(session: TrainingSession, kernels: Sequence[Standing], *, seed: in
     counter = Counter()
     model = placed(session.model, kernels, counter.around, copied=copy.deepcopy)
     try:
-        loss = session.loss(model, session.batch(seed))
-        loss.backward()
+        loss = accumulated(session.program(model.train()), session.batch(seed))
     except RuntimeError as error:
         if NO_BACKWARD in str(error):
             message = "the workload trains, and this kernel declares no backward (`backward:` in its block)"
@@ -260,8 +255,10 @@ def gradients(session: TrainingSession, kernels: Sequence[Standing], *, seed: in
         raise
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     save_file({name: gradient.contiguous() for name, gradient in found.items()}, path)
+    if any(written_by(kernel.op) for kernel in kernels):  # an optimizer's calls come after the backward
+        Trainer(model, model, session.train).update()
     return {
-        "loss": float(loss.detach()),
+        "loss": float(loss),
         "with_gradient": sorted(found),
         "parameters": len(list(model.parameters())),
         "calls": counter.calls,
@@ -296,7 +293,7 @@ def plumbing(op: Op, site: Site, kernel: Callable[..., Any], *, inputs: Path, de
     On one row, so that the host's time is all there is; None if the kernel does not take one row, or if the site's
     forward may do more than the op.
     """
-    if not site.is_declared:
+    if not site.is_declared or written_by(op):
         return None
     call = load_calls(inputs, device)[0].call
     x = call.tensors[0][tuple(slice(0, 1) for _ in range(call.tensors[0].dim() - 1))].contiguous()

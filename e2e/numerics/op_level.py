@@ -12,16 +12,22 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch import library as lib
 
+from e2e import wording
 from e2e.binding import registered
 from e2e.errors import UsageError
-from e2e.numerics.captures import Captured, load_calls, output_names, read_outputs, save_calls, turned
+from e2e.numerics.captures import Captured, clone_call, load_calls, output_names, read_outputs, save_calls, turned
 from e2e.numerics.compare import exactly, judge_outputs, wider
 from e2e.numerics.precisions import Lowering, lowered, ways_below
 from e2e.numerics.training import worst_gradient
-from e2e.protocols import Op, OpCall, outputs_of
+from e2e.protocols import Op, OpCall, outputs_of, written_by
 from e2e.schema.evidence import EXAMPLE
 from e2e.schema.words import ReasonCode
 from e2e.wording import clean
+
+
+def spared(op: Op, call: OpCall) -> OpCall:
+    """The call, or for an op that works in place the same values elsewhere: they are asked again."""
+    return clone_call(call) if written_by(op) else call
 
 
 class OpExaminer:
@@ -71,7 +77,8 @@ class OpExaminer:
     def _baseline(self, item: Captured) -> Any:
         """What a user of PyTorch gets without the kernel."""
         with torch.no_grad():
-            return self._plain(*item.call.tensors, *item.call.scalars)
+            call = spared(self._op, item.call)
+            return self._plain(*call.tensors, *call.scalars)
 
     @property
     def _plain(self) -> Callable[..., Any]:
@@ -115,11 +122,12 @@ class OpExaminer:
 
     def _row(self, item: Captured) -> dict[str, Any]:
         x = item.call.tensors[0]
+        is_list = not isinstance(x, Tensor)
         return {
             "site": item.site,
             "label": item.label,
-            "shape": " x ".join(map(str, x.shape)),
-            "stride": str(tuple(x.stride())),
+            "shape": wording.count(len(x), "tensor") if is_list else " x ".join(map(str, x.shape)),
+            "stride": "" if is_list else str(tuple(x.stride())),
             "dtype": str(self._op.dims(item.call)["dtype"]),  # x may be whole numbers
         }
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from e2e.protocols import Op, OpCall, outputs_of
+from e2e.protocols import Op, OpCall, mapped, outputs_of
 from e2e.schema.precision import PRECISIONS, Precision, is_lossy
 
 ALIKE = 0.5
@@ -38,10 +38,14 @@ def lowered(op: Op, call: OpCall, values: Any, exact: Any, *, ways: Sequence[Low
     Shapes:
         values, exact: what a call of the op returns; `exact` in float64.
     """
+
+    def rounded(tensor: Tensor) -> Tensor:
+        return way.inputs(tensor.double()) if _is_real(tensor) else tensor
+
     truth = _flat(exact)
     error = _flat(values) - truth
     for way in ways:
-        tensors = (way.inputs(item.double()) if _is_real(item) else item for item in call.tensors)
+        tensors = (mapped(rounded, argument) for argument in call.tensors)
         found = outputs_of(op.reference(*tensors, *call.scalars))
         other = torch.cat([way.outputs(item.double()).reshape(-1) for item in found]) - truth
         if not bool(other.isfinite().all()) or not 0 < float(other.norm()) < MEANINGFUL * float(truth.norm()):

@@ -9,7 +9,7 @@ from e2e import wording
 from e2e.arm_names import WITH_KERNELS
 from e2e.rules import lossy
 from e2e.rules._words import culprits, error_words, some
-from e2e.schema.evidence import EXAMPLE, TYPICAL, Evidence, OpCheck, Where
+from e2e.schema.evidence import EXAMPLE, TYPICAL, Evidence, LossPath, OpCheck, Where
 from e2e.schema.verdict import NumericsVerdict, Reason
 from e2e.schema.words import Outcome, ReasonCode, ReasonKind, Role, Stage, accusation, kind_of
 from e2e.weighing import Case, find_arm
@@ -72,6 +72,21 @@ def training_is_wrong(case: Case) -> Iterator[Reason]:
         message += culprits(case.evidence)
         code = accusation(check.code) or ReasonCode.GRADIENT_ERROR_EXCEEDED
         yield Reason(code=code, message=message, where=Where(parameter=check.worst_parameter))
+    for path in check.paths:
+        if path.code is not None:
+            yield Reason(code=accusation(path.code) or ReasonCode.LOSS_PATH_LEFT, message=_path_words(path))
+
+
+def _path_words(path: LossPath) -> str:
+    message = f"{path.steps} steps of {path.optimizer}: "
+    if path.apart is None or path.bias is None:
+        return message + "the losses are not finite"
+    if path.apart > path.allowed:
+        allowed = wording.small(path.allowed)
+        return message + f"the loss is {wording.small(path.apart)} from the baseline's, allowed {allowed}"
+    where = "above" if path.bias > 0 else "below"
+    bias, allowed = wording.small(abs(path.bias)), wording.small(path.bias_allowed)
+    return message + f"in the end the loss lies {bias} {where} the baseline's on average, allowed {allowed}"
 
 
 def replay_differs(case: Case) -> Iterator[Reason]:

@@ -39,7 +39,7 @@ class DtypeCheck(Record):
     gradients: TrainingCheck | None
     """Of every tensor of the example; None where the kernel declares no `backward`, or does not take the example."""
     torch: TorchCheck | None
-    """None where the kernel does not take the example."""
+    """None where the kernel does not take the example, or works in place."""
 
 
 class CheckReport(Record):

@@ -267,6 +267,25 @@ class ExamRecord(Record):
     """Answers of an earlier run of which a part did not come out the same again: thrown away, and computed afresh."""
 
 
+class LossPath(Record):
+    """Losses of consecutive steps with the candidate, beside the baseline's on the same data."""
+
+    optimizer: str
+    steps: int
+    loss_first: float
+    """The baseline's own."""
+    loss_last: float
+    envelope: float
+    """Largest distance of a baseline's path that only rounds otherwise."""
+    allowed: float
+    apart: float | None = None
+    """Largest distance of the candidate's; None where its losses are not finite."""
+    bias: float | None = None
+    """How far it lies above the baseline's on average at the end."""
+    bias_allowed: float
+    code: ReasonCode | None = None
+
+
 class TrainingCheck(Record):
     """One training step, arm against arm."""
 
@@ -280,6 +299,9 @@ class TrainingCheck(Record):
     worst_error_baseline: float | None = None
     loss_baseline: float | None = None
     loss_candidate: float | None = None
+    paths: list[LossPath] = []
+    error_baseline: float | None = None
+    """Relative error of what the eager baseline's steps leave as fingerprints; None where none was to be timed."""
     status: Literal["passed", "wrong"]
     code: ReasonCode | None = None
 

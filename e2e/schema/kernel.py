@@ -116,9 +116,9 @@ class Manifest(Record):
         return self.binding in ("python", "module", "aten", "patch")
 
     @property
-    def brings_gradients(self) -> bool:
-        """Whether a bound entry is differentiable as it is: Python, or with a backward of its own."""
-        return self.is_python if self.backward is None else self.backward != "reference"
+    def borrows_gradients(self) -> bool:
+        """Whether the op's own maths is the kernel's backward."""
+        return self.backward == "reference"
 
     @property
     def takes_outputs(self) -> bool:

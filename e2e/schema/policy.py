@@ -38,6 +38,8 @@ class Numerics(Record):
     lossy_nll_nats: float = Field(0.01, ge=0)
     """The same for the negative log-likelihood of the true next tokens: the upper 97.5 % bound of the paired difference
     from the baseline's, 1 % of perplexity. The form is METHOD.md B3.6's; its 0.002 needs more tokens than a run has."""
+    training_steps: int = Field(32, ge=1)
+    """Steps of the loss paths that a kernel for training is followed on. Source: Liger's convergence tests."""
     model_tokens: int = Field(4096, ge=1)
     """Teacher-forced tokens of the model-level comparison, at most."""
     capture_bytes: int = Field(256 * 2**20, ge=1)

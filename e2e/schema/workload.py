@@ -99,6 +99,35 @@ class Cells(Record):
         return value
 
 
+class TrainSpec(Record):
+    """What a training step is, beyond the model: the same in every arm. Other steps pass it over."""
+
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    implementation: Literal["default", "for-loop", "foreach", "fused"] = "default"
+    """Torch's own ways to run the optimizer; `default` leaves the choice to torch, as a user does who says nothing."""
+    learning_rate: float = Field(1e-5, gt=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """AdamW only, as are the next two."""
+    beta2: float = Field(0.999, ge=0, lt=1)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.01, ge=0)
+    momentum: float = Field(0.0, ge=0, lt=1)
+    """SGD only."""
+    gradient_accumulation: int = Field(1, ge=1)
+    """Batches of the cell's size that a step runs forward and backward before the optimizer's turn."""
+    checkpointing: bool = False
+    """Whether activations are computed again in the backward, layer by layer, as the model's class offers it."""
+    autocast: DType | None = None
+    """Dtype that torch.autocast runs forward and loss in; the parameters keep the model's."""
+    clip: float | None = Field(None, gt=0)
+    """Largest norm of all gradients together; longer ones are scaled down."""
+
+    @property
+    def copies(self) -> int:
+        """Tensors as large as the model that an arm keeps: its parameters, and the optimizer's state."""
+        return 3 if self.optimizer == "adamw" else 2 if self.momentum else 1
+
+
 class Workload(Record):
     """What to run: model, data, task, step, cells."""
 
@@ -112,6 +141,7 @@ class Workload(Record):
     """Decode and generate: keys and values in memory of one size, or in tensors that grow with every token."""
     new_tokens: int = Field(16, ge=1)
     """Generate: tokens that a step writes per row."""
+    train: TrainSpec = TrainSpec()
     include: list[Literal["transfer"]] = Field(default_factory=list)
     """Parts of the pipeline that count as the step; `transfer`: inputs start on the host, in pinned memory."""
     sites: list[str] = Field(default=["*"], min_length=1)

@@ -7,7 +7,7 @@ from typing import Any
 
 from e2e.arm_names import AS_SHIPPED, WITH_KERNELS, ArmName, is_adopted
 from e2e.crew import MANY_CORES
-from e2e.errors import UsageError
+from e2e.errors import EnvironmentFault, UsageError
 from e2e.measure.machine import thread_count
 from e2e.numerics.constraints import declined_by
 from e2e.processes import Worker, WorkerFault
@@ -17,6 +17,7 @@ from e2e.schema.evidence import (
     Answer,
     DeviceFacts,
     Fault,
+    LossPath,
     ModelCheck,
     ModelFacts,
     MutantCheck,
@@ -30,6 +31,7 @@ from e2e.schema.words import Mode, ReasonCode, Role, Stage
 from e2e.stages import earlier
 from e2e.stages.apart import tried_apart
 from e2e.stages.course import Course
+from e2e.wording import size
 from e2e.workers import CandidateFault, Member
 
 STAGE = Stage.CHECK
@@ -52,7 +54,8 @@ def check(course: Course) -> None:
         begun.close()
         course.finish(STAGE)
         return
-    if course.crew.cell.step != "train" and course.evidence.stage_asked.rank > STAGE.rank:
+    if course.evidence.stage_asked.rank > STAGE.rank:
+        need_room(course)
         course.left_out = earlier.left_out(course)
         course.warmers = warm_caches(course)
     worker = course.crew.candidate_worker(course.fqns, stage=STAGE, begun=begun)
@@ -280,8 +283,33 @@ def every_arm(course: Course) -> list[ArmName]:
     return [*baselines, *candidates, *(ArmName(Role.HEADROOM, mode) for mode in modes)]
 
 
+def need_room(course: Course) -> None:
+    """Training arms have states of their own, and all of them are in one process.
+
+    Raises:
+        EnvironmentFault: the device cannot hold them.
+    """
+    room, cell = course.facts["memory"], course.crew.cell
+    if cell.step != "train" or room is None:
+        return
+    parameters, train = int(course.facts["facts"]["parameters"]), course.crew.workload.workload.train
+    each = parameters * SIZES[cell.dtype] * train.copies
+    arms = len(arm_names(course))
+    if arms * each > room:
+        raise EnvironmentFault(
+            f"{arms} arms with a training state of {size(each)} each do not fit into {size(room)}, and arms are not "
+            "yet run process by process: name fewer `modes` and `alternative_modes` in the policy, or a smaller model"
+        )
+
+
+SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
+"""Bytes of an element."""
+
+
 def mode_problem(course: Course, mode: Mode) -> str | None:
-    """Why a mode cannot exist on this device, before anything is tried."""
+    """Why a mode cannot exist in this step or on this device, before anything is tried."""
+    if mode is Mode.CUDA_GRAPH and course.crew.cell.step == "train":
+        return "a training step is not captured by hand; reduce-overhead captures its forward and backward"
     if mode.is_graphed and mode is not Mode.MAX_AUTOTUNE and course.crew.device == "cpu":
         return "CUDA graphs need a CUDA device"
     return None
@@ -504,12 +532,35 @@ def check_training(course: Course, worker: Worker) -> None:
             }
         )
     )
+    if row["status"] == "passed":
+        _loss_paths(course, worker)
+    if course.evidence.stage_asked.rank > STAGE.rank:  # what modes are compared with
+        found = course.crew.require(course.clean, "reference_training")
+        assert course.evidence.training is not None
+        course.learn(training=course.evidence.training.model_copy(update=found))
+
+
+def _loss_paths(course: Course, worker: Worker) -> None:
+    """Where the kernel leads a model that it trains."""
+    steps, path = course.policy.numerics.training_steps, str(course.path("paths.st"))
+    course.progress.stage("check", f"{steps} training steps: does the loss go where the baseline's goes?")
+    assert course.clean is not None and course.evidence.training is not None
+    limit = course.policy.budgets.compile_s
+    course.crew.require(course.clean, "reference_paths", timeout_s=limit, steps=steps)
+    course.crew.ask(worker, "loss_paths", stage=STAGE, timeout_s=limit, path=path, steps=steps)
+    rows = course.crew.require(course.clean, "compare_paths", path=path)["paths"]
+    paths = [LossPath.model_validate(row) for row in rows]
+    course.learn(training=course.evidence.training.model_copy(update={"paths": paths}))
 
 
 def arm_is_right(course: Course, worker: Worker, arm: str) -> str | None:
     """Why an arm may not be timed: in its mode the step's outputs are further from the reference than allowed."""
     assert course.clean is not None
     path = str(course.path("step.safetensors"))
+    if course.crew.cell.step == "train":
+        course.crew.ask(worker, "probes", stage=Stage.SCREEN, arm=arm, path=path)
+        problem: str | None = course.crew.require(course.clean, "compare_probes", path=path)["problem"]
+        return problem
     course.crew.ask(worker, "step_output", stage=Stage.SCREEN, arm=arm, path=path)
     rough = rounding_of(course) if ArmName.parse(arm).role in WITH_KERNELS else 0.0
     row = course.crew.require(course.clean, "compare_step", path=path, rough=rough)

@@ -112,6 +112,12 @@ class Course:
         return arm.mode.is_compiled or (own and any(item.kernel.manifest.is_python for item in self.crew.members))
 
     @property
+    def rounding(self) -> float | None:
+        """The eager baseline's own relative error in the step's outputs; None where it was not found."""
+        found = self.evidence.model_check or self.evidence.training
+        return found.error_baseline if found is not None else None
+
+    @property
     def runs_everywhere(self) -> bool:
         """Whether the kernel stands at every site: then what a headroom arm replays depends on no kernel."""
         engagement = self.evidence.engagement

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -157,11 +158,11 @@ def _audit(course: Course, plan: Mapping[str, int]) -> None:
             continue
         seeds = [seed for name, seed in fresh if name == arm]
         count = max(1, round(course.policy.audit_fraction * len(seeds)))
-        chosen = course.rng.sample(seeds, min(count, len(seeds)))
         replayed_as = str(course.evidence.baseline) if arm == sham else arm
-        _compare(course, course.pilot, arm, replayed_as, chosen, fresh)
-        if arm == AS_SHIPPED:
-            _compare(course, course.clean, arm, arm, chosen, fresh)
+        for run in _runs(course, arm, seeds, count):
+            _compare(course, course.pilot, arm, replayed_as, run, fresh)
+            if arm == AS_SHIPPED:
+                _compare(course, course.clean, arm, arm, run, fresh)
     found = conclude(
         course.replays,
         run=course.steps_run,
@@ -169,21 +170,38 @@ def _audit(course: Course, plan: Mapping[str, int]) -> None:
         baseline=course.evidence.baseline,
         tolerance=_tolerance(course),
     )
-    model = course.evidence.model_check
     same = agreement(
         course.digests,
         candidate=str(course.evidence.candidate),
         baseline=str(course.evidence.baseline),
-        rounding=max((model.error_baseline or 0.0) if model else 0.0, rounding_of(course)),
+        rounding=max(course.rounding or 0.0, rounding_of(course)),
         dtype=course.crew.cell.dtype,
     )
     course.learn(audit=found.model_copy(update=same))
 
 
+def _runs(course: Course, arm: str, seeds: list[int], count: int) -> list[list[int]]:
+    """Seeds of the steps to replay, at least `count` of them where there are as many, run by run.
+
+    In training a step depends on those before it, up to the segment's start: a run is a segment's first few steps.
+    """
+    if course.crew.cell.step != "train":
+        return [course.rng.sample(seeds, min(count, len(seeds)))]
+    known = set(seeds)
+    own = [segment for segment in course.evidence.segments if segment.arm == arm and segment.seed in known]
+    course.rng.shuffle(own)
+    runs: list[list[int]] = []
+    for segment in own:
+        if sum(map(len, runs)) >= count:
+            break
+        length = course.rng.randint(1, course.policy.settle_steps + segment.steps)
+        runs.append(list(itertools.takewhile(known.__contains__, range(segment.seed, segment.seed + length))))
+    return runs
+
+
 def _tolerance(course: Course) -> Tolerance:
-    model = course.evidence.model_check
     repeats = all(check.repeats is not False for check in course.evidence.op_checks)
-    return Tolerance((model.error_baseline or 0.0) if model else 0.0, candidate_repeats=repeats)
+    return Tolerance(course.rounding or 0.0, candidate_repeats=repeats)
 
 
 def _mode_of(arm: str | None) -> tuple[Any, Any]:

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 
+from e2e.errors import UsageError
 from e2e.schema.evidence import Answer
 from e2e.schema.workload import SYNTHETIC, Cell, Workload
 from e2e.tasks._cache import KeptCache
 from e2e.tasks._model import Source, facts_of, load_model
 from e2e.tasks._tokens import Tokens
+from e2e.trainer import UPDATE, Update
 
 Batch = tuple[Tensor, ...]
 Outputs = tuple[Tensor, ...]
@@ -38,6 +40,12 @@ class Session:
         loaded = load_model(spec, AutoModelForCausalLM, root=root, device=device, seed=seed)
         self.model = loaded.model
         self.model.requires_grad_(cell.step == "train")
+        self.train = workload.train if cell.step == "train" else None
+        """What a training step is; None for the other steps."""
+        if self.train is not None and self.train.checkpointing:
+            _checkpoint(self.model)
+        if self.train is not None and self.train.optimizer == "adamw":
+            self.model.add_module(UPDATE, Update(self.train))
         config: Any = self.model.config
         self.tokens = Tokens.read(workload.data, Source(spec, root), vocabulary=config.vocab_size)
         is_synthetic = workload.data.path == SYNTHETIC
@@ -54,8 +62,8 @@ class Session:
         """Fresh inputs of one step, on the device.
 
         Shapes:
-            prefill, train: ids (B, S). decode: ids (B, 1), the token after the cached context. generate: ids (B, S),
-            and the N - 1 tokens that follow them.
+            prefill, train: ids (B, S), in training as many as gradients are accumulated over. decode: ids (B, 1), the
+            token after the cached context. generate: ids (B, S), and the N - 1 tokens that follow them.
         """
         if self.cell.step == "decode":
             return (self.tokens.singles(self.cell.batch, seed).to(self.device),)
@@ -63,7 +71,9 @@ class Session:
             length = self.cell.sequence
             ids = self.tokens.windows(self.cell.batch, length + self.cell.new_tokens - 1, seed).to(self.device)
             return (ids[:, :length].clone(), ids[:, length:].clone())
-        return (self.tokens.windows(self.cell.batch, self.cell.sequence, seed).to(self.device),)
+        parts = self.train.gradient_accumulation if self.train is not None else 1
+        ids = self.tokens.windows(parts * self.cell.batch, self.cell.sequence, seed).to(self.device)
+        return tuple(ids.split(self.cell.batch))
 
     def step_inputs(self, seed: int) -> Batch:
         """Every id that the step of that batch depends on, for a reference without a cache.
@@ -121,6 +131,8 @@ class Session:
             return Decode(model, self._cache, self._cache_name)
         if self.cell.step == "generate":
             return Generate(model, self._cache, self._cache_name)
+        if self.train is not None:
+            return Loss(model, self.device, self.train.autocast)
         return Prefill(model, self._cache_name)
 
     def exam(self, tokens: int, seed: int) -> list[Batch]:
@@ -157,9 +169,28 @@ class Session:
         return nn.functional.pad(inputs[0][:, 1:], (0, 1), value=-1).reshape(-1)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Next-token loss of one training step, by the model's own loss function: mean, in float32."""
-        (ids,) = batch
-        loss: Tensor = model(input_ids=ids, labels=ids, use_cache=False).loss
+        """Mean next-token loss of one training step in the model's own precision, whatever the workload casts to."""
+        program = Loss(model, self.device, None)
+        return torch.stack([program(ids)[0] for ids in batch]).mean()
+
+
+class Loss(nn.Module):
+    """Forward over one batch of a training step and its next-token loss, by the model's own loss function."""
+
+    def __init__(self, model: nn.Module, device: str, autocast: str | None) -> None:
+        super().__init__()
+        self.model = model
+        self._kind = device.partition(":")[0]
+        self._dtype = None if autocast is None else getattr(torch, autocast)
+
+    def forward(self, ids: Tensor) -> Outputs:
+        if self._dtype is None:
+            return (self._loss(ids),)
+        with torch.autocast(self._kind, dtype=self._dtype):
+            return (self._loss(ids),)
+
+    def _loss(self, ids: Tensor) -> Tensor:
+        loss: Tensor = self.model(input_ids=ids, labels=ids, use_cache=False).loss
         return loss
 
 
@@ -190,6 +221,18 @@ class Decode(nn.Module):
     def forward(self, ids: Tensor) -> Outputs:
         output = self.model(input_ids=ids, use_cache=True, logits_to_keep=1, **{self._cache_name: self._cache})
         return (output.logits,)
+
+
+def _checkpoint(model: Any) -> None:
+    """Have every layer compute its activations again in the backward.
+
+    Raises:
+        UsageError: the model's class does not offer it.
+    """
+    if not getattr(model, "supports_gradient_checkpointing", False):
+        raise UsageError(f"train.checkpointing: {type(model).__name__} does not offer it; leave the field out")
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})  # renamed in transformers 5.2x
 
 
 class Generate(nn.Module):

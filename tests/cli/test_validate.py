@@ -465,7 +465,12 @@ def test_a_kernel_that_is_wrong_is_incorrect_with_its_reason(
 
 
 @pytest.mark.parametrize(
-    ("kernel", "reason"), [("detaches.py", "gradients_missing"), ("nan_gradient.py", "nonfinite_output")]
+    ("kernel", "reason"),
+    [
+        ("detaches.py", "gradients_missing"),
+        ("half_gradient.py", "gradient_error_exceeded"),
+        ("nan_gradient.py", "nonfinite_output"),
+    ],
 )
 def test_wrong_gradients_are_incorrect(validate: Callable[..., Ended], kernel: str, reason: str) -> None:
     ended = validate(BAD / kernel, "--set", "step=train")
@@ -737,6 +742,21 @@ def test_a_whole_run_ends_in_a_verdict_whose_parts_agree(
         cwd=REPOSITORY, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert json.loads(told.stdout)["outcome"] == result.outcome
+
+
+def test_a_kernel_that_trains_faster_is_confirmed_by_whole_training_steps(start: Start, verdict_policy: Path) -> None:
+    kernel = REPOSITORY / "tests" / "kernels" / "leaky_integrator_train.py"
+    workload = ["validate", "workloads/planted_slow_op.yaml", "--set", "step=train", "--set", "cells.sequence=[64]"]
+    ended = start(*workload, "--kernel", str(kernel), "--policy", str(verdict_policy), "--no-trace").end()
+    assert (ended.code, ended.reasons[0]) == (0, "gain_confirmed")
+    evidence = ended.result.cells[0].evidence
+    assert evidence.training is not None
+    assert [path.code for path in evidence.training.paths] == [None, None]
+    assert evidence.audit is not None
+    assert evidence.audit.mismatches == evidence.audit.disagreements == []
+    assert evidence.audit.steps_compared > 50
+    assert ended.result.latency is not None
+    assert ended.result.latency.ceiling is not None
 
 
 def test_a_kernel_adopted_earlier_is_an_opponent_with_an_interval_of_its_own(

@@ -35,12 +35,15 @@ HOMES: dict[str, tuple[str, dict[str, Any]]] = {
 LEARNT = {"cross_entropy", "linear_cross_entropy"}
 """Ops of a training step: they occur where the model is given labels."""
 NAMED: dict[str, list[str]] = {
+    "adamw": [],
     "aten": ["aten:silu.default", "aten:mul.Tensor"],
     "module": ["module:LlamaRMSNorm", "module:LlamaMLP"],
     "patch": [],
     "rope": ["rope", "rope:interleaved"],
 }
-"""Names of an op whose file's name is not one; a patch says itself where it goes, see test_ops_patch.py."""
+"""Names of an op whose file's name is not one; a patch says itself where it goes, see test_ops_patch.py. An optimizer
+works in place on lists, after the model: test_ops_adamw.py has it keep the same promises.
+"""
 UNFIT = {"aten:mul.Tensor": "model.rotary_emb"}
 """Sites that the survey of a run leaves out, by what they do: this one multiplies by a number."""
 NAMES = [name for stem in registry.names("ops") for name in NAMED.get(stem, [stem])]

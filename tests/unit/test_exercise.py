@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from e2e import registry
-from e2e.binding import sparing
+from e2e.binding import in_training, sparing
 from e2e.errors import CandidateError
 from e2e.numerics.captures import Captured, save_calls
-from e2e.numerics.exercise import engage, gradients, in_training, isolated, model_logits, plumbing, run_calls
+from e2e.numerics.exercise import engage, gradients, isolated, model_logits, plumbing, run_calls
 from e2e.numerics.training import compare
 from e2e.ops.rms_norm import RmsNorm
 from e2e.patch import Standing
@@ -272,9 +272,11 @@ def test_plumbing_is_measured_on_one_row_or_not_at_all(session: LlamaSession, in
 
 
 def gradient_file(session: LlamaSession, path: Path, kernel: Norm | None, *, borrowed: bool = False) -> Any:
-    kernels = [] if kernel is None else [Standing(OP, OP.find_sites(session.model), kernel)]
-    ready = [in_training(item, native=not borrowed, borrowed=borrowed) for item in kernels]
-    return gradients(session, ready, seed=1, path=path)
+    kernels = []
+    if kernel is not None:
+        function = in_training(OP, kernel, is_python=True, borrowed=borrowed)
+        kernels = [Standing(OP, OP.find_sites(session.model), function)]
+    return gradients(session, kernels, seed=1, path=path)
 
 
 def judged(session: LlamaSession, folder: Path, kernel: Norm, *, borrowed: bool = False) -> dict[str, Any]:
@@ -290,7 +292,8 @@ def test_right_gradients_pass(session: LlamaSession, tmp_path: Path) -> None:
 
 
 def test_a_forward_only_kernel_is_refused_by_name(session: LlamaSession, tmp_path: Path) -> None:
-    kernel = in_training(Standing(OP, OP.find_sites(session.model), OP.reference), native=False, borrowed=False)
+    function = in_training(OP, OP.reference, is_python=False, borrowed=False)
+    kernel = Standing(OP, OP.find_sites(session.model), function)
     with pytest.raises(CandidateError) as caught:
         gradients(session, [kernel], seed=1, path=tmp_path / "g")
     assert caught.value.code == ReasonCode.NO_BACKWARD

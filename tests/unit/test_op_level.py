@@ -130,7 +130,7 @@ def gradient_row(folder: Path, function: Callable[..., Any], *, op: str = "rms_n
     return examiner.compare_gradients(path=folder / "gradients", seed=1, ratio=RATIO)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "adamw"])
 def test_a_borrowed_backward_gives_right_gradients_of_every_tensor(name: str, tmp_path: Path) -> None:
     op = registry.load_op(name)
     kernel = next(iter(op.alternatives.values()), op.reference)

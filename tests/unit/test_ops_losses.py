@@ -12,10 +12,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from e2e import registry
+from e2e.binding import trainable
 from e2e.numerics.exercise import gradients
 from e2e.ops import cross_entropy
 from e2e.ops.cross_entropy import CrossEntropy
 from e2e.ops.linear_cross_entropy import LinearCrossEntropy
+from e2e.patch import Standing
 from tests import families
 from tests.sessions import LlamaSession, surveyed
 
@@ -49,8 +51,11 @@ def test_a_training_step_passes_through_the_kernel_and_its_gradients_stay(op: An
     session = LlamaSession(step="train")
     sites = op.find_sites(session.model)
     rows = [
-        gradients(session, op, sites, kernel, borrowed=True, seed=1, native=False, path=tmp_path / name)
-        for name, kernel in (("own", None), ("kernel", op.reference))
+        gradients(session, kernels, seed=1, path=tmp_path / name)
+        for name, kernels in (
+            ("own", []),
+            ("kernel", [Standing(op, sites, trainable(op, op.reference, borrowed=True))]),
+        )
     ]
     assert [row["calls"] for row in rows] == [{}, {"": 1}]
     assert rows[0]["loss"] == pytest.approx(rows[1]["loss"], rel=1e-6)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from e2e.arms import Arena, Bound, Candidate, Part
 from e2e.numerics.examine import Examiner
-from e2e.numerics.exercise import engage, gradients, in_training, model_logits, run_calls, step_outputs
+from e2e.numerics.exercise import engage, gradients, model_logits, run_calls, step_outputs
 from e2e.numerics.training import compare
 from e2e.ops.patch import PatchOp
 from e2e.patch import Standing, sites_of
@@ -152,9 +152,8 @@ def test_the_models_logits_are_the_patched_ones(tmp_path: Path) -> None:
 def test_in_training_every_parameter_keeps_its_gradient(tmp_path: Path) -> None:
     patched = PatchedLlama(patches.on_model, step="train")
     patched.survey(tmp_path)
-    kernel = in_training(patched.standing, native=True, borrowed=False)
     own = gradients(patched.session, [], seed=1, path=tmp_path / "baseline")
-    theirs = gradients(patched.session, [kernel], seed=1, path=tmp_path / "candidate")
+    theirs = gradients(patched.session, [patched.standing], seed=1, path=tmp_path / "candidate")
     assert own["with_gradient"] == theirs["with_gradient"]
     assert dict.fromkeys(patched.replica.fqns, 1) == theirs["calls"]
     files = (tmp_path / "baseline", tmp_path / "candidate")
