@@ -209,6 +209,7 @@ def test_a_segment_after_an_uncounted_change_of_a_parameter_is_refused(arm: str)
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when the compiler is imported
 def test_a_captured_graph_replays_what_was_prepared_before_it() -> None:
     kernel = WithBias()
     place, session = arena(kernel.call)
