@@ -55,7 +55,7 @@ def test_a_profile_names_what_is_worth_a_kernel_and_keeps_the_inputs_that_a_chec
     assert norm.forms[0].tensors[0].shape == [1, 32, tiny.HIDDEN]
     assert norm.status == linear.status == "measured"
     assert linear.ceiling is not None
-    assert linear.ceiling.point_estimate > 1.05, "a step without its matrix products is faster on any machine"
+    assert linear.ceiling.point_estimate > 1.0, "a step without its matrix products is faster on any machine"
     (step,) = report.steps
     assert step.kernels is None, "a CPU has no device events: unknown, not none"
     assert any(row.name == "aten::mm" for row in step.operators)

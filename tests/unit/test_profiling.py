@@ -129,7 +129,10 @@ def test_only_the_ops_asked_for_are_looked_at_and_each_once(profiled: Any) -> No
     assert [op.op for op in report.ops] == ["rms_norm", "rope"]
 
 
-def test_the_commands_are_those_for_ops_that_can_win_and_have_a_template(profiled: Any, tmp_path: Path) -> None:
+def test_the_commands_are_those_for_ops_that_can_win_and_have_a_template(
+    profiled: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiling, "templates", lambda language: ["linear", "rms_norm", "silu"])
     report = profiled()
     (folder,) = (tmp_path / "out").iterdir()
     assert report.next == [
@@ -137,7 +140,7 @@ def test_the_commands_are_those_for_ops_that_can_win_and_have_a_template(profile
         shlex.join(["e2e", "check", "linear.cpp", "--captures", str(folder)]),
         "e2e validate tiny_llama_infer --kernel linear.cpp --device cpu",
         "e2e new kernel rms_norm --lang cpp",
-    ], "attention, worth a kernel too, has no template"
+    ], "attention has no template here, and silu is not worth one"
 
 
 @pytest.mark.parametrize(("ended", "code"), [(KeyboardInterrupt(), 130), (E2EError("it broke"), 70)])
