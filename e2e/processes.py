@@ -22,7 +22,9 @@ from pydantic import ValidationError
 from e2e.errors import E2EError, EnvironmentFault
 from e2e.integrity.channel import Channel, ChannelClosed, ChannelGarbage, ChannelTimeout
 from e2e.integrity.isolation import die_with_parent
+from e2e.integrity.quiescence import restless_s
 from e2e.schema.answers import checked
+from e2e.units import Seconds
 
 FaultKind = Literal["raised", "crashed", "exited", "timed_out", "garbage"]
 WARM_S = 180.0
@@ -137,6 +139,15 @@ class Zygote:
     def wait(self, pid: int, timeout_s: float) -> int | None:
         """Exit status of a worker that ended (negative: killed by that signal), or None."""
         return self._ask({"do": "wait", "pid": pid, "timeout_s": timeout_s})
+
+    def used_s(self, pid: int) -> Seconds | None:
+        """Processor time so far of a worker and what it left running; None if the zygote does not say."""
+        try:
+            self._settle()
+            self._control.send(json.dumps({"do": "used", "pid": pid}).encode())
+            return float(self._receive(30.0)["used_s"])
+        except (OSError, ChannelClosed):
+            return None
 
     def close(self) -> None:
         """End it and everything it forked."""
@@ -264,6 +275,10 @@ class Worker:
     def _nonsense(self, do: str, why: str) -> WorkerFault:
         self.kill()
         return WorkerFault(f"the worker's answer to {do!r} is not one: {why}", kind="garbage")
+
+    def restless_s(self) -> Seconds | None:
+        """Between two requests: None if it rests, else what it uses of every tenth of a second."""
+        return restless_s(lambda: self._zygote.used_s(self.pid))
 
     def close(self) -> None:
         """End it without blame."""

@@ -47,7 +47,9 @@ def run(sock: socket.socket, request: dict[str, Any]) -> int:
 def _answer(worker: Handlers, message: dict[str, Any]) -> dict[str, Any]:
     do = message.pop("do")
     try:
-        return getattr(worker, f"do_{do}")(**message) or {}
+        reply: dict[str, Any] = getattr(worker, f"do_{do}")(**message) or {}
+        worker.verify(do)
+        return reply
     except E2EError as error:
         return {"fault": {"message": error.message, "code": error.code, "line": getattr(error, "line", None)}}
     except MemoryError:
@@ -92,6 +94,10 @@ class Part:
         return Standing(self.op, self.patched, self.bound.call, self.manifest.constraints)
 
 
+_OWN_SETTINGS = ("arena", "settle")
+"""Requests in which e2e itself changes settings: threads, garbage collection."""
+
+
 class Handlers:
     """One method per request; the state of one worker."""
 
@@ -103,6 +109,16 @@ class Handlers:
         """In the order of the run's kernels; requests number them from 0."""
         self.asked = ""
         """Number of the request being answered."""
+        self._ledger: Any = None
+        """Of a worker that holds a candidate: its process as it was before the candidate was imported."""
+
+    def verify(self, do: str) -> None:
+        """See Ledger.verify; nothing is timed when a request is done."""
+        if self._ledger is None:
+            return
+        if do in _OWN_SETTINGS:
+            self._ledger.renew()
+        self._ledger.verify(f"after {do!r}")
 
     def do_open(
         self,
@@ -365,12 +381,15 @@ class Handlers:
         """Load a kernel, and kernels adopted earlier that the candidate must beat. A clean worker refuses."""
         from e2e.arms import bound_to
         from e2e.errors import CandidateError
+        from e2e.integrity.ledger import Ledger
+        from e2e.numerics import examine, exercise  # noqa: F401  the ledger sees what is there
         from e2e.ops._sites import InModules
         from e2e.protocols import Built
         from e2e.scout import replica_of
 
         if self._clean:
             raise E2EError("a clean worker never loads a candidate")
+        self._ledger = self._ledger or Ledger()
         record, own = Built.model_validate(built), self.parts[part]
         own.manifest = record.kernel.manifest
         own.bound = bound_to(record, own.op, self.dtype)

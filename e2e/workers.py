@@ -14,6 +14,7 @@ from typing import Any
 from e2e.cache import cache_folder
 from e2e.errors import E2EError, EnvironmentFault, UsageError
 from e2e.integrity.isolation import namespace_prefix, without_secrets
+from e2e.integrity.quiescence import WINDOW_S, WINDOWS
 from e2e.measure.machine import free_memory_bytes, thread_count
 from e2e.processes import Worker, WorkerFault, Zygote
 from e2e.protocols import Built
@@ -32,6 +33,8 @@ _KINDS = {
 }
 
 
+_FOUND_AFTERWARDS = (ReasonCode.TAMPERED, ReasonCode.SETTINGS_CHANGED)
+"""What a worker may find after any request: it looks at what the candidate did to its process, now or before."""
 OVERLOAD = 8.0
 """Processes per core that want to run, beyond which a time limit says nothing of a kernel. Chosen, not measured."""
 
@@ -233,7 +236,7 @@ class Workers:
         try:
             return worker.call(do, timeout_s=timeout_s or self.policy.budgets.call_s, **fields)
         except WorkerFault as fault:
-            if not worker.clean and fault.kind != "raised":
+            if not worker.clean and (fault.kind != "raised" or fault.reason in _FOUND_AFTERWARDS):
                 raise self.blame(fault, stage=stage, worker=worker) from fault
             code = accusation(fault.reason)
             if worker.clean and code is not None and code is not ReasonCode.OUT_OF_MEMORY:
@@ -245,6 +248,20 @@ class Workers:
         """The file to look at; of several kernels no one knows which, until they are tried apart."""
         known = self.members[0] if len(self.members) == 1 else member
         return Where(file=known.kernel.shown, line=line) if known is not None else Where()
+
+    def see_rest(self, worker: Worker, *, stage: Stage) -> None:
+        """Between two requests a worker has nothing to do, nor has anything that it started.
+
+        Raises:
+            CandidateFault: `work_outside_step`.
+        """
+        used = worker.restless_s()
+        if used is not None:
+            share = round(100 * used / WINDOW_S)
+            message = f"asked for nothing, its processes used at least {share} % of a core in each of {WINDOWS} looks"
+            worker.close()
+            fault = Fault(code=ReasonCode.WORK_OUTSIDE_STEP, message=message, stage=stage, where=self._where(None))
+            raise CandidateFault(fault)
 
     def remarks(self) -> list[str]:
         """What the report should say about the processes themselves."""

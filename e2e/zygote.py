@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from e2e.integrity.isolation import WARM_COMPILER, die_with_parent
+from e2e.integrity.quiescence import processes, used_s
 
 PACKET_BYTES = 65536
 THREADED = ("sklearn", "pandas", "pyarrow", "numexpr", "jax", "tensorflow", "datasets")
@@ -38,11 +39,12 @@ COMPILER_MODULES = (
 
 
 def main() -> None:
-    """Serve `spawn`, `warm`, `kill` and `wait` until the parent closes its end."""
+    """Serve `spawn`, `warm`, `used`, `kill` and `wait` until the parent closes its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     control = socket.socket(fileno=int(sys.argv[1]))
     _reply(control, _preload(sys.argv[2:]))
     statuses: dict[int, int] = {}
+    workers: set[int] = set()
     while True:
         data, fds, _, _ = socket.recv_fds(control, PACKET_BYTES, 3)
         if not data:
@@ -56,7 +58,11 @@ def main() -> None:
                 _become_worker(fds, request)
             for fd in fds:
                 os.close(fd)
+            workers.add(pid)
             _reply(control, {"pid": pid})
+        elif request["do"] == "used":
+            workers -= set(statuses)
+            _reply(control, {"used_s": used_s(processes(), request["pid"], others=workers, zygote=os.getpid())})
         elif request["do"] == "warm":
             _warm_compiler(os.environ.pop(WARM_COMPILER, None))
             _reply(control, _state())

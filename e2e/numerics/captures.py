@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -17,6 +18,8 @@ from e2e.protocols import OpCall, mapped, tensors_of
 
 ALIGNMENT = 64
 """Elements; a clone starts as far from a multiple of it as its original, so that vector loads see the same."""
+ALTERED = 8
+"""Elements: so few that a sample of every hundredth would seldom show one of them."""
 MAX_GAPS_BYTES = 16 * 2**20
 """A larger clone must not consist of gaps."""
 
@@ -189,3 +192,27 @@ def turned(item: Captured) -> list[Captured]:
         return []
     first.copy_(item.call.tensors[0].roll(1, 0).roll(1, -1))
     return [Captured(item.site, "the same shape, values moved", moved)]
+
+
+def altered(item: Captured, seed: int) -> list[Captured]:
+    """The same call with a few elements changed: what knows its inputs by a sample of them takes it for the first.
+
+    None where the first tensor holds no real numbers, or one in many places; a list has none.
+    """
+    if not isinstance(item.call.tensors[0], Tensor):
+        return []
+    changed = clone_call(item.call)
+    first = changed.tensors[0]
+    if not first.is_floating_point() or first.numel() < 2 * ALTERED or torch._debug_has_internal_overlap(first) == 1:
+        return []
+    draw = torch.Generator().manual_seed(seed)
+    places = torch.randperm(min(first.numel(), 2**24), generator=draw)[:ALTERED].to(first.device)
+    flat = first.flatten()  # a copy where its elements do not lie in order
+    flat[places] = -2 * flat[places]
+    first.copy_(flat.reshape(first.shape))
+    return [Captured(item.site, f"{ALTERED} elements changed", changed)]
+
+
+def twins(item: Captured, seed: int) -> list[Captured]:
+    """Calls that differ from one in their values only, by all of them and by few."""
+    return [*turned(item), *altered(item, seed)]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from e2e.errors import UsageError
 from e2e.measure.audit import FAR
 from e2e.measure.fingerprint import checksum
-from e2e.numerics.captures import Captured, described, read_outputs, save_calls, select, storages_of, turned
+from e2e.numerics.captures import Captured, described, read_outputs, save_calls, select, storages_of, twins
 from e2e.numerics.compare import MODE_RATIO, distance_of, error_of, floor_of
 from e2e.numerics.conformance import LOUD, Outputs, Watch
 from e2e.numerics.kept import Kept
@@ -109,7 +109,7 @@ class Examiner(OpExaminer):
         if kept:
             first = kept[0]
             edges = [Captured(first.site, label, call) for label, call in self._op.edge_calls(first.call, seed)]
-            self._calls = [*kept, *turned(first), *edges]
+            self._calls = [*kept, *twins(first, seed), *edges]
         if kept or is_named:  # of a patch there is always something to run, if only in the model
             save_calls(path, self._calls)
         rows = [

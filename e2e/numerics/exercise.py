@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,7 +18,7 @@ from torch.utils._pytree import tree_map
 
 from e2e.binding import NO_BACKWARD
 from e2e.errors import CandidateError
-from e2e.numerics.captures import clone_call, load_calls, output_name
+from e2e.numerics.captures import ALIGNMENT, clone_call, form_of, load_calls, output_name
 from e2e.numerics.compare import layout_of
 from e2e.numerics.conformance import LOUD
 from e2e.numerics.constraints import declined_by
@@ -44,14 +45,13 @@ def run_calls(
 
     `writes`: places of the tensors that the kernel declares to write to.
 
-    Fresh memory is poisoned with NaN, so that an output left unwritten shows. The input in hand is named in a file
-    beside `outputs`, for whoever finds this process dead.
+    Calls of one form find the memory and the objects of the first of them, with their own values: what remembers an
+    input by its address or identity gives itself away. The input in hand is named in a file beside `outputs`, for
+    whoever finds this process dead.
     """
     results: dict[str, Tensor] = {}
     remarks = []
-    poison = torch.utils.deterministic.fill_uninitialized_memory
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    hosts: dict[Any, OpCall] = {}
     try:
         for place, item in enumerate(load_calls(inputs, device)):
             outputs.with_suffix(REACHED).write_text(item.label)
@@ -59,8 +59,9 @@ def run_calls(
             if why is not None:
                 remarks.append({"declined": why})
                 continue
+            given = hosted(item.call, hosts)
             try:
-                remark, values = _one(op, kernel, item.call, writes)
+                remark, values = _one(op, kernel, item.call, given, writes)
             except LOUD as error:
                 if item.label in TYPICAL:
                     raise
@@ -72,49 +73,122 @@ def run_calls(
     finally:
         if isinstance(kernel, Prepared):
             kernel.forget()  # no site has these inputs' parameters
-        torch.use_deterministic_algorithms(False)
-        torch.utils.deterministic.fill_uninitialized_memory = poison
     save_file(results, outputs)
     return remarks
 
 
 def _one(
-    op: Op, kernel: Callable[..., Any], call: OpCall, writes: Collection[int]
+    op: Op, kernel: Callable[..., Any], call: OpCall, given: OpCall, writes: Collection[int]
 ) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
-    """What is remarkable about one call, and its outputs; none where they are not what the op returns."""
-    given = clone_call(call)
+    """What is remarkable about one call, and its outputs; none where they are not what the op returns.
+
+    The kernel runs twice. First in memory full of NaN, so that what it leaves unwritten shows; then as in a timed
+    step, with nothing about the process that tells a check from a step. The second outputs are the ones that are
+    judged, and the first where they hold NaN that the second do not.
+    """
     if isinstance(kernel, Prepared):
         _met(op, kernel, given)
-    returned = kernel(*given.tensors, *given.scalars)
-    allocated = op.allocate(*call.tensors, *call.scalars)
+    with _poisoned_memory():
+        returned = kernel(*given.tensors, *given.scalars)
+        allocated = op.allocate(*call.tensors, *call.scalars)
     outputs = (returned,) if isinstance(allocated, Tensor) else outputs_of(returned)
     expected = outputs_of(allocated)
     if len(outputs) != len(expected) or any(type(output) is not Tensor for output in outputs):
         kinds = ", ".join(type(output).__name__ for output in outputs)
         wanted = "a tensor" if len(expected) == 1 else f"{len(expected)} tensors"
         return {"problem": f"it returned {kinds or 'nothing'}, not {wanted}"}, ()
+    if _writes_beyond(kernel, given):
+        return {"problem": "it wrote beyond its output"}, ()
     first = tuple(output.clone() for output in outputs)
-    second = clone_call(call) if writes else given
+    changed = _is_changed(given, call, writes)
+    second = clone_call(call) if writes or changed else given
+    drawn = _random_states(call)
     again = outputs_of(kernel(*second.tensors, *second.scalars))
-    pairs = [
-        pair
-        for place, (mine, theirs) in enumerate(zip(given.tensors, call.tensors, strict=True))
-        if place not in writes
-        for pair in zip(each(mine), each(theirs), strict=True)
-    ]
-    inputs = [mine for mine, _ in pairs]
+    if _random_states(call) != drawn:  # in its second call on the same input: what tunes itself did so in its first
+        message = "it draws random numbers from the stream that the model's other operations draw from"
+        raise CandidateError(message, code="settings_changed")
+    inputs = [*_kept(second, writes), *_kept(given, writes)]
     strides = [
         str(tuple(output.stride()))
         for output, wanted in zip(outputs, expected, strict=True)
         if layout_of(output) != layout_of(wanted) and output.numel() > 1
     ]
     remark = {
-        "inputs_changed": any(not torch.equal(_bits(mine), _bits(theirs)) for mine, theirs in pairs),
+        "inputs_changed": changed or _is_changed(second, call, writes),
         "repeats": all(torch.equal(_bits(mine), _bits(theirs)) for mine, theirs in zip(first, again, strict=True)),
         "aliased": any(_share(output, other) for output in outputs for other in (*inputs, *again)),
         "layout": ", ".join(strides) or None,
     }
-    return remark, tuple(output.contiguous() for output in first)
+    judged = first if _holes(first) > _holes(again) else tuple(output.clone() for output in again)
+    return remark, tuple(output.contiguous() for output in judged)
+
+
+GUARD = 256
+"""Elements on either side of an output, which nobody may write to."""
+_UNTOUCHED = 77
+
+
+def _writes_beyond(kernel: Callable[..., Any], call: OpCall) -> bool:
+    """Whether the kernel writes to what lies around its output, where it is handed one."""
+    allocate, function = getattr(kernel, "by_hand", (None, None))
+    if allocate is None or function is None:
+        return False
+    like = allocate(*call.tensors, *call.scalars)
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(like.shape, like.stride(), strict=True))
+    if like.numel() == 0:
+        return False
+    room = torch.full((reach + 2 * GUARD,), _UNTOUCHED, dtype=like.dtype, device=like.device)
+    given = clone_call(call)
+    function(*given.tensors, *given.scalars, room.as_strided(like.shape, like.stride(), GUARD))
+    return bool((room[:GUARD] != _UNTOUCHED).any() | (room[GUARD + reach :] != _UNTOUCHED).any())
+
+
+def _is_changed(given: OpCall, call: OpCall, writes: Collection[int]) -> bool:
+    """Whether a tensor that the kernel may not write to holds other bits than the call's."""
+    pairs = zip(_kept(given, writes), _kept(call, writes), strict=True)
+    return any(not torch.equal(_bits(mine), _bits(theirs)) for mine, theirs in pairs)
+
+
+def _kept(call: OpCall, writes: Collection[int] = ()) -> list[Tensor]:
+    """Its tensors, those of lists one by one, without those that the kernel may write to."""
+    return [item for place, argument in enumerate(call.tensors) if place not in writes for item in each(argument)]
+
+
+def _random_states(call: OpCall) -> list[bytes]:
+    """Of the host's generator, and of the device's that the call is on."""
+    states = [torch.get_rng_state()]
+    states += [torch.cuda.get_rng_state(tensor.device) for tensor in _kept(call)[:1] if tensor.is_cuda]
+    return [bytes(state.tolist()) for state in states]
+
+
+@contextlib.contextmanager
+def _poisoned_memory() -> Iterator[None]:
+    """What torch allocates is full of NaN."""
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = fill
+
+
+def hosted(call: OpCall, hosts: dict[Any, OpCall]) -> OpCall:
+    """The call's values in the memory and the objects of the first call of its form; of that one, a clone."""
+    key = (form_of(call), tuple(tensor.storage_offset() % ALIGNMENT for tensor in _kept(call)))
+    host = hosts.get(key)
+    if host is None or any(torch._debug_has_internal_overlap(tensor) == 1 for tensor in _kept(host)):
+        hosts[key] = clone_call(call)  # elements that lie in one place cannot be written
+        return hosts[key]
+    for mine, theirs in zip(_kept(host), _kept(call), strict=True):
+        mine.copy_(theirs)
+    return host
+
+
+def _holes(outputs: Sequence[Tensor]) -> int:
+    """How many numbers are none."""
+    return sum(int(output.isnan().sum()) for output in outputs if output.is_floating_point())
 
 
 def _met(op: Op, kernel: Prepared, given: OpCall) -> None:
@@ -235,6 +309,19 @@ def model_logits(
     return counter.calls
 
 
+def _reached_by_autograd(model: nn.Module) -> set[str]:
+    """Names of parameters, which come in while autograd hands them a gradient."""
+    reached: set[str] = set()
+
+    def note(name: str) -> Callable[[Tensor | None], None]:
+        return lambda gradient: None if gradient is None else reached.add(name)
+
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            parameter.register_hook(note(name))
+    return reached
+
+
 def gradients(session: TrainingSession, kernels: Sequence[Standing], *, seed: int, path: Path) -> dict[str, Any]:
     """One training step's loss and gradients, saved by parameter name; without kernels it is the baseline's.
 
@@ -246,6 +333,7 @@ def gradients(session: TrainingSession, kernels: Sequence[Standing], *, seed: in
     """
     counter = Counter()
     model = placed(session.model, kernels, counter.around, copied=copy.deepcopy)
+    reached = _reached_by_autograd(model)
     try:
         loss = accumulated(session.program(model.train()), session.batch(seed))
     except RuntimeError as error:
@@ -253,7 +341,8 @@ def gradients(session: TrainingSession, kernels: Sequence[Standing], *, seed: in
             message = "the workload trains, and this kernel declares no backward (`backward:` in its block)"
             raise CandidateError(message, code="no_backward") from error
         raise
-    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    # a gradient that autograd did not add to what was there was written past it, over what other batches left
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None and name in reached}
     save_file({name: gradient.contiguous() for name, gradient in found.items()}, path)
     if any(written_by(kernel.op) for kernel in kernels):  # an optimizer's calls come after the backward
         Trainer(model, model, session.train).update()

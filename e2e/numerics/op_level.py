@@ -15,7 +15,16 @@ from torch import library as lib
 from e2e import wording
 from e2e.binding import registered
 from e2e.errors import UsageError
-from e2e.numerics.captures import Captured, clone_call, load_calls, output_names, read_outputs, save_calls, turned
+from e2e.numerics.captures import (
+    Captured,
+    altered,
+    clone_call,
+    load_calls,
+    output_names,
+    read_outputs,
+    save_calls,
+    twins,
+)
 from e2e.numerics.compare import exactly, judge_outputs, wider
 from e2e.numerics.precisions import Lowering, lowered, ways_below
 from e2e.numerics.training import worst_gradient
@@ -48,6 +57,7 @@ class OpExaminer:
         # other values of everything, weights too, in the same shapes: nothing remembered by shape may pass
         again = self._op.example(dtype, self._device, seed + 1)
         self._calls = [Captured(self._op.name, EXAMPLE, call), Captured(self._op.name, "another example", again)]
+        self._calls += altered(self._calls[0], seed)
         more = getattr(self._op, "variants", None)
         for label, variant in more(dtype, self._device, seed) if more is not None else ():
             self._calls.append(Captured(self._op.name, label, variant))
@@ -70,7 +80,7 @@ class OpExaminer:
             raise UsageError(f"{captured} holds no calls of {self._op.name}")
         first = calls[0]
         edges = [Captured(first.site, label, edge) for label, edge in self._op.edge_calls(first.call, seed)]
-        self._calls = [*calls, *turned(first), *edges]
+        self._calls = [*calls, *twins(first, seed), *edges]
         save_calls(path, self._calls)
         return {"calls": len(self._calls)}
 
@@ -90,11 +100,15 @@ class OpExaminer:
         results = read_outputs(outputs, self._device)
         rows: list[dict[str, Any]] = []
         suspected: list[Lowering] | None = None
+        kept: list[list[Tensor]] = []
         for place, item in enumerate(self._calls):
             row = self._row(item)
             values = [results[name] for name in output_names(results, place)]
             if values:
                 row |= self._verdict(item, values, ratio)
+                row |= _replay(row, values, kept)
+                if row["status"] == "passed" and not all(_is_uniform(value) for value in values):
+                    kept.append(values)
             if row.get("code") is ReasonCode.OP_ERROR_EXCEEDED and suspected != []:
                 # the first wrong input says which precision, if any: to try all of them on every input takes minutes
                 way = self._lowered(item, values, suspected)
@@ -164,6 +178,25 @@ class OpExaminer:
 def _as_lowered(way: Lowering) -> dict[str, Any]:
     message = f"its error is that of the op's exact maths in {way.precision}"
     return {"code": ReasonCode.PRECISION_DOWNGRADED, "message": message}
+
+
+def _replay(row: dict[str, Any], values: list[Tensor], kept: list[list[Tensor]]) -> dict[str, Any]:
+    """The code of wrong outputs that are, bit for bit, what was right for inputs before: no maths errs like that."""
+    if row["status"] == "wrong" and any(_are_equal(values, other) for other in kept):
+        return {"code": ReasonCode.REPLAYED_OUTPUT, "message": "these are, bit for bit, its outputs for earlier inputs"}
+    return {}
+
+
+def _are_equal(values: list[Tensor], others: list[Tensor]) -> bool:
+    pairs = zip(values, others, strict=False)
+    return len(values) == len(others) and all(
+        mine.dtype == theirs.dtype and torch.equal(mine, theirs) for mine, theirs in pairs
+    )
+
+
+def _is_uniform(value: Tensor) -> bool:
+    """Whether it holds one value only, which many inputs may have for an answer."""
+    return value.numel() == 0 or bool((value == value.reshape(-1)[0]).all())
 
 
 def gradients(function: Callable[..., Any], names: Sequence[str], call: OpCall, *, seed: int) -> dict[str, Tensor]:

@@ -72,6 +72,7 @@ def check(course: Course) -> None:
             with tried_apart(course, compare_outputs, stage=STAGE):
                 engage(course, worker)
                 check_outputs(course, worker)
+        course.crew.see_rest(worker, stage=STAGE)
     finally:
         worker.close()
     course.finish(STAGE)

@@ -124,10 +124,13 @@ def _one_worker(course: Course, worker: Worker, plan: Mapping[str, int], *, plac
     number = FIRST_WORKER + place
     course.progress.stage("verdict", f"worker {place + 1} of at least {course.policy.looks[0]}")
     warm_up(course, worker, course.rng.sample(list(plan), len(plan)), worker_number=number, stage=STAGE)
+    looked_at = course.rng.randrange(blocks)
     for block in range(-1, blocks):
         if course.deadline.left_s <= 0:
             course.learn(budget_exhausted=True)
             return
+        if block == looked_at:
+            course.crew.see_rest(worker, stage=STAGE)
         run_block(
             course,
             worker,

@@ -91,15 +91,15 @@ def test_one_buffer_for_every_call_is_seen(inputs: Path) -> None:
     assert [remark["aliased"] for remark in run(inputs, static)[0]] == [True, True]
 
 
-def test_the_output_that_counts_is_that_of_the_first_call(inputs: Path) -> None:
-    """Not what a static buffer holds after the second call."""
+def test_the_output_that_counts_is_that_of_the_call_that_runs_as_a_timed_step_does(inputs: Path) -> None:
+    """Not the one in poisoned memory, which a kernel could tell by torch's flag."""
     calls = iter(range(100))
     buffer = torch.empty(5, 16)
 
     def drifting(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return buffer[: len(x)].fill_(float(next(calls)))
 
-    assert run(inputs, drifting)[1]["o0.0"].unique().tolist() == [0.0]
+    assert run(inputs, drifting)[1]["o0.0"].unique().tolist() == [1.0]
 
 
 def test_other_strides_are_seen(inputs: Path) -> None:
@@ -359,3 +359,139 @@ def test_a_compiler_never_sees_a_declared_write() -> None:
     before = x.clone()
     assert not torch.equal(sparing(in_place, {0})(x, weight, 1e-6), before)
     assert torch.equal(x, before)
+
+
+# ---- Twins, guards, random numbers
+
+
+def several(tmp_path: Path, *, rows: int = 5) -> Path:
+    """Three calls of one form."""
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.rand(16, generator=generator) + 0.5
+    calls = [
+        Captured("norm", label, OpCall((torch.randn(rows, 16, generator=generator), weight), (1e-6,)))
+        for label in ("captured", "captured", "captured")
+    ]
+    save_calls(tmp_path / "calls", calls)
+    return tmp_path / "calls"
+
+
+def test_calls_of_one_form_find_the_objects_and_addresses_of_the_first(tmp_path: Path) -> None:
+    seen: list[tuple[int, int, float]] = []
+
+    def looking(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        seen.append((id(x), x.data_ptr(), float(x[0, 0])))
+        return OP.reference(x, weight, eps)
+
+    run(several(tmp_path), looking)
+    assert len({(name, address) for name, address, _ in seen}) == 1
+    assert len({value for _, _, value in seen}) == 3
+
+
+def test_calls_of_other_forms_have_memory_of_their_own(inputs: Path) -> None:
+    addresses = set()
+
+    def looking(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        addresses.add(x.data_ptr())
+        return OP.reference(x, weight, eps)
+
+    run(inputs, looking)
+    assert len(addresses) == 2
+
+
+def test_a_tensor_in_one_place_many_times_is_cloned_and_not_written(tmp_path: Path) -> None:
+    weight = torch.ones(1).expand(16)
+    calls = [
+        Captured("norm", "captured", OpCall((torch.full((2, 16), value), weight), (1e-6,))) for value in (1.0, 2.0)
+    ]
+    save_calls(tmp_path / "calls", calls)
+    remarks, _ = run(tmp_path / "calls", OP.reference)
+    assert [remark["inputs_changed"] for remark in remarks] == [False, False]
+
+
+def by_hand(function: Callable[..., None]) -> Norm:
+    """As a kernel that is handed its output."""
+
+    def call(*args: Any) -> Tensor:
+        out = OP.allocate(*args)
+        function(*args, out)
+        return out
+
+    call.by_hand = (OP.allocate, function)  # type: ignore[attr-defined]
+    return call
+
+
+def fill(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+    out.copy_(OP.reference(x, weight, eps))
+
+
+@pytest.mark.parametrize("place", [-1, 1])
+def test_a_kernel_that_writes_beside_its_output_is_seen(tmp_path: Path, place: int) -> None:
+    def careless(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        fill(x, weight, eps, out)
+        offset = out.storage_offset() + (out.numel() if place > 0 else -1)
+        if 0 <= offset < out.untyped_storage().nbytes() // out.element_size():
+            out.as_strided((1,), (1,), offset).fill_(0)
+
+    remarks, outputs = run(several(tmp_path), by_hand(careless))
+    assert {remark["problem"] for remark in remarks} == {"it wrote beyond its output"}
+    assert outputs == {}
+
+
+def test_a_kernel_that_keeps_to_its_output_is_not_held_up(tmp_path: Path) -> None:
+    remarks, outputs = run(several(tmp_path), by_hand(fill))
+    assert all("problem" not in remark for remark in remarks)
+    assert len(outputs) == 3
+
+
+def test_a_kernel_that_draws_random_numbers_in_every_call_is_seen(tmp_path: Path) -> None:
+    def drawing(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        torch.rand(1)
+        return OP.reference(x, weight, eps)
+
+    with pytest.raises(CandidateError, match="random numbers") as caught:
+        run(several(tmp_path), drawing)
+    assert caught.value.code == "settings_changed"
+
+
+def test_one_that_draws_them_to_tune_itself_at_first_is_not(tmp_path: Path) -> None:
+    tuned: set[Any] = set()
+
+    def tuning(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if x.shape not in tuned:
+            tuned.add(x.shape)
+            torch.rand(1)
+        return OP.reference(x, weight, eps)
+
+    assert len(run(several(tmp_path), tuning)[0]) == 3
+
+
+def test_outputs_with_holes_in_poisoned_memory_are_the_ones_that_count(tmp_path: Path) -> None:
+    def sloppy(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        y = torch.empty_like(x)
+        y[:-1] = OP.reference(x, weight, eps)[:-1]
+        return y
+
+    _, outputs = run(several(tmp_path), sloppy)
+    assert all(bool(value[-1].isnan().all()) for value in outputs.values())
+
+
+class _PastAutograd(torch.autograd.Function):
+    """The identity, whose backward writes the weight's gradient itself, over what other batches left there."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, weight: Tensor) -> Tensor:
+        ctx.weight = weight
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        ctx.weight.grad = gradient.sum((0, 1))
+        return gradient, None
+
+
+def test_a_gradient_that_was_written_past_autograd_is_none(session: LlamaSession, tmp_path: Path) -> None:
+    def kernel(x: Tensor, w: Tensor, eps: float) -> Any:
+        return _PastAutograd.apply(OP.reference(x, w.detach(), eps), w)
+
+    assert "model.norm.weight" in judged(session, tmp_path, kernel)["missing"]

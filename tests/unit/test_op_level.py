@@ -204,3 +204,43 @@ def test_a_weight_remembered_by_its_shape_is_found(tmp_path: Path) -> None:
         return torch.nn.functional.linear(x, known.setdefault(weight.shape, weight.clone()), bias)
 
     assert "wrong" in {row["status"] for row in checks(tmp_path, remembers, op="linear")}
+
+
+# ---- Kernels that keep answers
+
+
+def kept_by(key: Callable[..., Any]) -> Callable[..., Tensor]:
+    known: dict[Any, Tensor] = {}
+
+    def kernel(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        name = key(x, weight)
+        if name not in known:
+            known[name] = norm(x, weight, eps)
+        return known[name].clone()
+
+    return kernel
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        lambda x, weight: (x.shape, x.stride()),
+        lambda x, weight: (x.data_ptr(), x.shape),
+        lambda x, weight: id(x),
+        lambda x, weight: (x.shape, *x.reshape(-1)[::100].tolist()),
+    ],
+    ids=["shape", "address", "identity", "sample"],
+)
+def test_answers_that_are_kept_by_anything_but_the_whole_input_are_called_replays(
+    key: Callable[..., Any], tmp_path: Path
+) -> None:
+    rows = checks(tmp_path, kept_by(key))
+    wrong = [row for row in rows if row["status"] == "wrong"]
+    assert ReasonCode.REPLAYED_OUTPUT in {row["code"] for row in wrong}
+    assert rows[0]["status"] == "passed"
+
+
+def test_a_kernel_that_always_answers_zero_is_wrong_and_replays_nothing(tmp_path: Path) -> None:
+    rows = checks(tmp_path, lambda x, weight, eps: torch.zeros_like(x))
+    assert ReasonCode.REPLAYED_OUTPUT not in {row["code"] for row in rows}
+    assert rows[0]["code"] is ReasonCode.OP_ERROR_EXCEEDED

@@ -2,6 +2,12 @@
 # op: rms_norm
 # entry: norm
 # ///
+# /// expected
+# row: G1
+# outcome: [incorrect]
+# codes: [gradients_missing, gradient_error_exceeded]
+# set: [step=train]
+# ///
 """Right, and cuts the graph for training."""
 
 import torch

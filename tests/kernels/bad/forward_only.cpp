@@ -4,6 +4,12 @@
 // device: cpu
 // dtypes: [float32]
 // ///
+// /// expected
+// row: C8
+// outcome: [failed]
+// codes: [no_backward]
+// set: [step=train]
+// ///
 // Right, and says nothing of a backward.
 #include "norm.h"
 

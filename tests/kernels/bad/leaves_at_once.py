@@ -2,6 +2,11 @@
 # op: rms_norm
 # entry: norm
 # ///
+# /// expected
+# row: H1
+# outcome: [failed]
+# codes: [candidate_exited]
+# ///
 """Ends its process without a word."""
 
 import os

@@ -2,6 +2,12 @@
 # op: rms_norm
 # entry: norm
 # ///
+# /// expected
+# row: T6
+# outcome: [incorrect]
+# codes: [tampered]
+# until: screen
+# ///
 """Right, and in a timed segment it says that the segment ended as soon as it began."""
 
 import sys

@@ -2,6 +2,11 @@
 # op: rms_norm
 # entry: norm
 # ///
+# /// expected
+# row: F12
+# outcome: [incorrect]
+# codes: [nonfinite_output]
+# ///
 """One NaN in the last element."""
 
 import torch

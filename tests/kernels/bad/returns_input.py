@@ -2,6 +2,11 @@
 # op: rms_norm
 # entry: norm
 # ///
+# /// expected
+# row: F6
+# outcome: [incorrect]
+# codes: [wrong_output_layout, op_error_exceeded]
+# ///
 """Hands its input back."""
 
 

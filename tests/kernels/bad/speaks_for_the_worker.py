@@ -2,6 +2,11 @@
 # op: rms_norm
 # entry: norm
 # ///
+# /// expected
+# row: H1
+# outcome: [incorrect]
+# codes: [tampered]
+# ///
 """Sends an answer of its own: a well-formed message, before the true one."""
 
 import json

@@ -2,6 +2,13 @@
 # op: rms_norm
 # entry: norm
 # ///
+# /// expected
+# row: C7
+# outcome: [incorrect]
+# codes: [stale_output]
+# until: verdict
+# ci: false
+# ///
 """Right for its first calls, then it returns what it returned before."""
 
 import torch

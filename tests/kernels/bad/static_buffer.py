@@ -2,6 +2,11 @@
 # op: rms_norm
 # entry: norm
 # ///
+# /// expected
+# row: M2
+# outcome: [incorrect]
+# codes: [wrong_output_layout]
+# ///
 """Right, and returns the same memory at every call."""
 
 import torch

@@ -2,6 +2,11 @@
 # op: rms_norm
 # entry: norm
 # ///
+# /// expected
+# row: H1
+# outcome: [incorrect]
+# codes: [tampered]
+# ///
 """Writes into the channel that belongs to its worker."""
 
 import os

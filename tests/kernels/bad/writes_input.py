@@ -2,6 +2,11 @@
 # op: rms_norm
 # entry: norm
 # ///
+# /// expected
+# row: M1
+# outcome: [incorrect]
+# codes: [inputs_changed]
+# ///
 """Right, and uses its input as scratch memory."""
 
 import torch

@@ -4,6 +4,11 @@
 // device: cpu
 // dtypes: [float32]
 // ///
+// /// expected
+// row: F2
+// outcome: [incorrect]
+// codes: [op_error_exceeded]
+// ///
 // The fastest norm there is.
 #include <cstring>
 
