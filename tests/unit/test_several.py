@@ -341,6 +341,8 @@ class Holding:
 class ModeCrew(SubsetCrew):
     """Its workers' steps are wrong where all those kernels stand."""
 
+    cell = results.cell()
+
     def __init__(self, *culprits: str) -> None:
         super().__init__(2)
         self.prepared: list[str] = []
