@@ -223,7 +223,9 @@ def test_on_a_gpu_compiled_steps_train_as_eager_ones(
     assert proofs[f"candidate:{mode}"]["kernel_calls"] == [tiny.SITES]
     for name in names[1:3]:
         close(arena, EAGER, name)
-        assert arena.run(name, seeds=SEEDS) == arena.run(name, seeds=SEEDS)
+        once, again = (arena.run(name, seeds=SEEDS) for _ in range(2))
+        # an embedding's gradient is added up in any order there: bits may differ, sizes hardly
+        assert [item[1] for item in once] == [pytest.approx(item[1], rel=1e-4) for item in again]
     told = [arena.outputs(name, 7)[0] for name in (EAGER, f"headroom:{mode}")]
     torch.testing.assert_close(*told, rtol=1e-3, atol=1e-3)
 
