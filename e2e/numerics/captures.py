@@ -199,11 +199,14 @@ def altered(item: Captured, seed: int) -> list[Captured]:
 
     None where the first tensor holds no real numbers, or one in many places; a list has none.
     """
-    if not isinstance(item.call.tensors[0], Tensor):
-        return []
     changed = clone_call(item.call)
     first = changed.tensors[0]
-    if not first.is_floating_point() or first.numel() < 2 * ALTERED or torch._debug_has_internal_overlap(first) == 1:
+    if (
+        not isinstance(first, Tensor)
+        or not first.is_floating_point()
+        or first.numel() < 2 * ALTERED
+        or torch._debug_has_internal_overlap(first) == 1
+    ):
         return []
     draw = torch.Generator().manual_seed(seed)
     places = torch.randperm(min(first.numel(), 2**24), generator=draw)[:ALTERED].to(first.device)

@@ -24,7 +24,19 @@ from e2e.numerics.conformance import LOUD
 from e2e.numerics.constraints import declined_by
 from e2e.patch import Patch, Standing, copy_sharing_weights, split
 from e2e.prepared import Prepared
-from e2e.protocols import Batch, Op, OpCall, Session, Site, TrainingSession, each, outputs_of, parameters_of, written_by
+from e2e.protocols import (
+    Batch,
+    Op,
+    OpCall,
+    Session,
+    Site,
+    TrainingSession,
+    each,
+    outputs_of,
+    parameters_of,
+    tensors_of,
+    written_by,
+)
 from e2e.schema.answers import REACHED
 from e2e.schema.evidence import TYPICAL
 from e2e.scout import Replica, placed
@@ -86,6 +98,8 @@ def _one(
     step, with nothing about the process that tells a check from a step. The second outputs are the ones that are
     judged, and the first where they hold NaN that the second do not.
     """
+    if _writes_beyond(kernel, call):  # first: where nothing lies around the output, it would spoil the process
+        return {"problem": "it wrote beyond its output"}, ()
     if isinstance(kernel, Prepared):
         _met(op, kernel, given)
     with _poisoned_memory():
@@ -97,8 +111,6 @@ def _one(
         kinds = ", ".join(type(output).__name__ for output in outputs)
         wanted = "a tensor" if len(expected) == 1 else f"{len(expected)} tensors"
         return {"problem": f"it returned {kinds or 'nothing'}, not {wanted}"}, ()
-    if _writes_beyond(kernel, given):
-        return {"problem": "it wrote beyond its output"}, ()
     first = tuple(output.clone() for output in outputs)
     changed = _is_changed(given, call, writes)
     second = clone_call(call) if writes or changed else given
@@ -107,7 +119,7 @@ def _one(
     if _random_states(call) != drawn:  # in its second call on the same input: what tunes itself did so in its first
         message = "it draws random numbers from the stream that the model's other operations draw from"
         raise CandidateError(message, code="settings_changed")
-    inputs = [*_kept(second, writes), *_kept(given, writes)]
+    inputs = [*_only_read(second, writes), *_only_read(given, writes)]
     strides = [
         str(tuple(output.stride()))
         for output, wanted in zip(outputs, expected, strict=True)
@@ -143,21 +155,21 @@ def _writes_beyond(kernel: Callable[..., Any], call: OpCall) -> bool:
     return bool((room[:GUARD] != _UNTOUCHED).any() | (room[GUARD + reach :] != _UNTOUCHED).any())
 
 
+def _only_read(call: OpCall, writes: Collection[int]) -> list[Tensor]:
+    """Tensors that the kernel may not write to."""
+    return [tensor for place, argument in enumerate(call.tensors) if place not in writes for tensor in each(argument)]
+
+
 def _is_changed(given: OpCall, call: OpCall, writes: Collection[int]) -> bool:
     """Whether a tensor that the kernel may not write to holds other bits than the call's."""
-    pairs = zip(_kept(given, writes), _kept(call, writes), strict=True)
+    pairs = zip(_only_read(given, writes), _only_read(call, writes), strict=True)
     return any(not torch.equal(_bits(mine), _bits(theirs)) for mine, theirs in pairs)
-
-
-def _kept(call: OpCall, writes: Collection[int] = ()) -> list[Tensor]:
-    """Its tensors, those of lists one by one, without those that the kernel may write to."""
-    return [item for place, argument in enumerate(call.tensors) if place not in writes for item in each(argument)]
 
 
 def _random_states(call: OpCall) -> list[bytes]:
     """Of the host's generator, and of the device's that the call is on."""
     states = [torch.get_rng_state()]
-    states += [torch.cuda.get_rng_state(tensor.device) for tensor in _kept(call)[:1] if tensor.is_cuda]
+    states += [torch.cuda.get_rng_state(tensor.device) for tensor in tensors_of(call)[:1] if tensor.is_cuda]
     return [bytes(state.tolist()) for state in states]
 
 
@@ -176,12 +188,12 @@ def _poisoned_memory() -> Iterator[None]:
 
 def hosted(call: OpCall, hosts: dict[Any, OpCall]) -> OpCall:
     """The call's values in the memory and the objects of the first call of its form; of that one, a clone."""
-    key = (form_of(call), tuple(tensor.storage_offset() % ALIGNMENT for tensor in _kept(call)))
+    key = (form_of(call), tuple(tensor.storage_offset() % ALIGNMENT for tensor in tensors_of(call)))
     host = hosts.get(key)
-    if host is None or any(torch._debug_has_internal_overlap(tensor) == 1 for tensor in _kept(host)):
-        hosts[key] = clone_call(call)  # elements that lie in one place cannot be written
+    if host is None or any(torch._debug_has_internal_overlap(tensor) == 1 for tensor in tensors_of(host)):
+        hosts[key] = clone_call(call)
         return hosts[key]
-    for mine, theirs in zip(_kept(host), _kept(call), strict=True):
+    for mine, theirs in zip(tensors_of(host), tensors_of(call), strict=True):
         mine.copy_(theirs)
     return host
 
@@ -401,17 +413,20 @@ def plumbing(op: Op, site: Site, kernel: Callable[..., Any], *, inputs: Path, de
     arms: list[Callable[..., Any]] = [twin.module.forward, by_hand]
     times: list[list[float]] = [[], []]
     try:
-        for arm in arms:
-            _per_call(arm, (x,), PLUMBING_CALLS, device)
+        slowest = max(_per_call(arm, (x,), PLUMBING_WARM, device) for arm in arms)
     except LOUD:
         return None
+    calls = max(1, min(PLUMBING_CALLS, int(PLUMBING_S / slowest)))
     for turn in range(PLUMBING_ROUNDS):
         for place in (0, 1) if turn % 2 == 0 else (1, 0):
-            times[place].append(_per_call(arms[place], (x,), PLUMBING_CALLS, device))
+            times[place].append(_per_call(arms[place], (x,), calls, device))
     return median(times[0]) - median(times[1])
 
 
 PLUMBING_CALLS = 1000
+PLUMBING_WARM = 50
+PLUMBING_S = 0.05
+"""Of one round of one arm, at most: a slow kernel gets fewer calls, not more time."""
 PLUMBING_ROUNDS = 16
 
 

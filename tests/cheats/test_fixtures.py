@@ -14,6 +14,7 @@ ALL = fixtures()
 ELSEWHERE = {
     "T9": "tests/honest/slower.py and the parent's clock around a sync",
     "F4": "the mutants' check: tests/unit/test_judge.py, check_no_power",
+    "C4": "a captured call keeps its alignment: tests/unit/test_captures.py; others are not tried",
     "N2": "no claim of a precision is read",
     "G2": "docs/threats.md, what it cannot do",
     "G6": "the op's outputs are all compared: tests/unit/test_ops_losses.py",

@@ -1,27 +1,31 @@
 # /// e2e
-# op: rms_norm
-# entry: norm
+# op: rope
+# entry: rope
 # ///
 # /// expected
 # row: C3
 # outcome: [incorrect]
-# codes: [op_error_exceeded, replayed_output]
+# codes: [op_error_exceeded]
 # ///
-"""Reads memory in order, however the tensor lies in it."""
+"""Reads memory in order, however the tensor lies in it: the model hands over views with their heads in the middle."""
 
 import torch
 
 
-def right(x, weight, eps):
-    """The norm as it should be."""
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
-
-
-def norm(x, weight, eps):
+def in_order(x):
+    """The same memory, as if it were contiguous."""
     steps, size = [], 1
     for length in reversed(x.shape):
         steps.insert(0, size)
         size *= length
-    if x.storage_offset() + size > x.untyped_storage().nbytes() // x.element_size():
-        return right(x, weight, eps)
-    return right(x.as_strided(x.shape, steps), weight, eps)
+    return x.as_strided(x.shape, steps)
+
+
+def turned(x, cos, sin):
+    """The rotation as it should be."""
+    first, second = x.chunk(2, -1)
+    return x * cos.unsqueeze(1) + torch.cat((-second, first), -1) * sin.unsqueeze(1)
+
+
+def rope(q, k, cos, sin):
+    return turned(in_order(q), cos, sin), turned(in_order(k), cos, sin)

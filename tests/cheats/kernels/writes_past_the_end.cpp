@@ -7,8 +7,9 @@
 // /// expected
 // row: M3
 // outcome: [incorrect, failed]
+// codes: [wrong_output_layout, candidate_crashed]
 // ///
-// Writes one row past the end of its output.
+// Writes one element past the end of its output: of none at all, too, where it crashes.
 #include "../../kernels/bad/norm.h"
 
 static void norm(TensorView x, TensorView weight, double eps, TensorView out) {
