@@ -23,7 +23,8 @@ class LeakyIntegrator(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         time = torch.arange(x.shape[1], device=x.device)
         age = (time[:, None] - time[None, :])[:, :, None]  # (S, S, 1): how long ago s was at t
-        decay = torch.exp(age.clamp_min(0) * torch.log(self.leak))  # beyond float32 for the future, which has no gradient
+        # an exponential beyond float32, of ages before 0, would make gradients NaN
+        decay = torch.exp(age.clamp_min(0) * torch.log(self.leak))
         response = torch.where(age >= 0, decay, 0.0) * (1 - self.leak)
         return (response * x[:, None]).sum(2).to(x.dtype)
 
