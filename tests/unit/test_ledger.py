@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import library as lib
 
 from e2e.errors import CandidateError
 from e2e.integrity import ledger
@@ -78,7 +79,7 @@ def test_a_module_in_the_place_of_another_is_seen(patch: pytest.MonkeyPatch) -> 
 
 def test_a_kernel_registered_over_torchs_own_is_seen() -> None:
     book = Ledger()
-    library = torch.library.Library("aten", "IMPL")
+    library = lib.Library("aten", "IMPL")
     with warnings.catch_warnings(action="ignore"):
         library.impl("hardshrink", lambda x, lambd=0.5: x, "CPU")
     assert book.replaced() == ["torch.ops aten/hardshrink/CPU"]
@@ -88,7 +89,7 @@ def test_a_kernel_registered_over_torchs_own_is_seen() -> None:
 
 def test_an_operator_of_the_candidates_own_is_nobodys_business() -> None:
     book = Ledger()
-    library = torch.library.Library("ledger_test", "DEF")
+    library = lib.Library("ledger_test", "DEF")
     library.define("double(Tensor x) -> Tensor")
     library.impl("double", lambda x: 2 * x, "CPU")
     assert code_of(book) is None
