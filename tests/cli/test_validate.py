@@ -746,7 +746,7 @@ def test_a_whole_run_ends_in_a_verdict_whose_parts_agree(
 
 def test_a_kernel_that_trains_faster_is_confirmed_by_whole_training_steps(start: Start, verdict_policy: Path) -> None:
     kernel = REPOSITORY / "tests" / "kernels" / "leaky_integrator_train.py"
-    workload = ["validate", "workloads/planted_slow_op.yaml", "--set", "step=train", "--set", "cells.sequence=[64]"]
+    workload = ["validate", "workloads/planted_slow_op.yaml", "--set", "step=train", "--set", "cells.sequence=[96]"]
     ended = start(*workload, "--kernel", str(kernel), "--policy", str(verdict_policy), "--no-trace").end()
     assert (ended.code, ended.reasons[0]) == (0, "gain_confirmed")
     evidence = ended.result.cells[0].evidence
