@@ -129,7 +129,11 @@ def _near(file: Path, shipped: Path) -> str:
         if close:
             return f"; did you mean {printable(known[close[0]])!r}?"
     if file.parent == Path():
-        there = f" and in {shipped}, which has {_listed(names)}" if names else f", which has no folder {shipped}"
+        there = (
+            f" and in {shipped}, which has {_listed(names)}"
+            if names
+            else f", which has no folder {shipped}; give its path"
+        )
         return f"; looked in {printable(str(Path.cwd()), 300)}{there}"
     folder = printable(str(file.parent), 300)
     return f"; {folder} has {_listed(_yaml_files(file.parent))}" if beside else f"; {folder} has no YAML file"

@@ -35,7 +35,8 @@ class CallableFormat:
             check_patched(op)
         elif op is None:
             known = ", ".join(registry.names("ops"))
-            raise UsageError(f"{spec}: which op does it replace? Pass --op NAME (known: {known})")
+            ways = "Pass --op NAME, or beside other kernels a file whose block says it"
+            raise UsageError(f"{spec}: which op does it replace? {ways} (known: {known})")
         source = _source_of(found["module"])
         content = source.read_bytes() if source else spec.encode()
         return Kernel(
