@@ -137,7 +137,9 @@ def test_without_a_folder_of_workloads_the_folder_searched_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert refusal("small") == f"no workload 'small'; looked in {tmp_path}, which has no folder workloads"
+    assert (
+        refusal("small") == f"no workload 'small'; looked in {tmp_path}, which has no folder workloads; give its path"
+    )
 
 
 @pytest.mark.parametrize("field", ["batch", "sequence"])
