@@ -6,7 +6,7 @@ import gc
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,14 @@ from e2e.crew import Deadline
 from e2e.errors import UsageError
 from e2e.measure.schedule import SeedSource
 from e2e.numerics.captures import load_calls
-from e2e.protocols import Built
 from e2e.schema.evidence import Evidence
-from e2e.schema.kernel import Kernel
 from e2e.schema.words import Stage
 from e2e.schema.workload import cells_of
 from e2e.stages.course import Course
 from e2e.stages.planted import planted
 from e2e.stages.profile import Found, Profiler
 from e2e.worker import Handlers
+from e2e.workers import Member
 from tests import tiny
 from tests.fakes import policy
 
@@ -67,15 +66,9 @@ class CrewHere:
     """Opens the workload in this process."""
 
     workload: LoadedWorkload
-    kernel: Kernel
-    built: Built
+    members: list[Member]
     scratch: Path
-    fit: list[str] = field(default_factory=list)
     device: str = "cpu"
-
-    @property
-    def op(self) -> str:
-        return self.kernel.manifest.op
 
     def worker(self, *, clean: bool) -> Here:
         workload = self.workload.workload
@@ -84,8 +77,7 @@ class CrewHere:
                 "workload": workload.model_dump(mode="json"),
                 "task_sha256": None,
                 "cell": cells_of(workload)[0].model_dump(mode="json"),
-                "op": self.op,
-                "op_sha256": None,
+                "ops": [(member.op, None) for member in self.members],
                 "root": str(self.workload.path.parent),
                 "device": "cpu",
                 "seed": 5,
@@ -97,7 +89,7 @@ class CrewHere:
         )
 
     def make_arena(self, worker: Here) -> None:
-        worker.call("arena", timeout_s=1, fqns=self.fit)
+        worker.call("arena", timeout_s=1, fqns=[member.fit for member in self.members])
 
     def require(self, worker: Here, do: str, *, stage: Any = None, timeout_s: float = 1, **fields: Any) -> Any:
         return worker.call(do, timeout_s=timeout_s, **fields)
@@ -123,7 +115,7 @@ def collector() -> Iterator[None]:
 def test_the_process_finds_keeps_and_times_one_op_after_the_other(tmp_path: Path, tiny_workload: Path) -> None:
     torch.set_num_threads(1)
     honest = planted("rms_norm", REFERENCE)
-    crew: Any = CrewHere(load_workload(str(tiny_workload)), honest.kernel, honest, tmp_path)
+    crew: Any = CrewHere(load_workload(str(tiny_workload)), [Member(honest.kernel, honest)], tmp_path)
     progress: Any = Quiet()
     course = Course(
         crew=crew,
