@@ -29,7 +29,7 @@ _UNSEEN_SHOWN = 6
 _UNFINISHED = {
     None: "outputs; speed",
     Stage.BUILD: "outputs; speed",
-    Stage.CHECK: "speed",
+    Stage.CHECK: "speed, and calls beyond those of the check",
     Stage.SCREEN: "speed to the policy's confidence",
 }
 """What the stages after the last finished one would have tested."""

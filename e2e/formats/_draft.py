@@ -15,6 +15,7 @@ from e2e.errors import UsageError
 from e2e.formats._names import check_op, check_patched, shown_spec
 from e2e.formats._source import Source, pick_entry, same_name, scan
 from e2e.schema.kernel import LAYOUTS, OTHER_OPS, Manifest
+from e2e.signatures import signature_of
 from e2e.yaml_lines import explain, printable
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
@@ -170,7 +171,20 @@ class Draft:
         if manifest.layout is not None and manifest.layout not in layouts:
             known = f"{manifest.op} has {' and '.join(layouts)}" if layouts else f"{manifest.op} has one only"
             self._mistake("layout", f"no {printable(manifest.layout)!r}: {known}")
+        self._check_tensors(manifest)
         self._check_entries(manifest)
+
+    def _check_tensors(self, manifest: Manifest) -> None:
+        """Names of the op's tensors, as far as its file states them."""
+        if ":" in manifest.op or manifest.op not in registry.names("ops"):
+            return
+        signature = signature_of(manifest.op)
+        known = [item.name for item in signature.arguments if item.kind.startswith("Tensor")] if signature else []
+        stated = {"mutates": manifest.mutates, "ranks": list(manifest.ranks)}
+        for field, names in stated.items():
+            if known and (unknown := [name for name in names if name not in known]):
+                has = f"{manifest.op} has no tensor {printable(unknown[0])!r}; it has: {', '.join(known)}"
+                self._mistake(field, has)
 
     def _check_entries(self, manifest: Manifest) -> None:
         for entry in manifest.entries:

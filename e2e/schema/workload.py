@@ -117,10 +117,18 @@ class TrainSpec(Record):
     """Batches of the cell's size that a step runs forward and backward before the optimizer's turn."""
     checkpointing: bool = False
     """Whether activations are computed again in the backward, layer by layer, as the model's class offers it."""
-    autocast: DType | None = None
+    autocast: Literal["bfloat16", "float16"] | None = None
     """Dtype that torch.autocast runs forward and loss in; the parameters keep the model's."""
     clip: float | None = Field(None, gt=0)
     """Largest norm of all gradients together; longer ones are scaled down."""
+
+    @model_validator(mode="after")
+    def _is_the_optimizers(self) -> TrainSpec:
+        others = ("momentum",) if self.optimizer == "adamw" else ("beta1", "beta2", "eps")
+        for name in others:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name}: {self.optimizer} has none; leave it out, or choose another optimizer")
+        return self
 
     @property
     def copies(self) -> int:
