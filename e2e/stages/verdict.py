@@ -96,7 +96,7 @@ def _reach(
     """Time the workers up to a look, `own` arms of the clean process after each; whether the time sufficed."""
     waiting = list(places)
     while waiting:
-        if course.deadline.left_s < pace.ready_s + pace.timed_s + course.reserve_s:
+        if not _suffices(course, pace.ready_s + pace.timed_s, waiting):
             return False
         group = [waiting.pop(0) for _ in range(min(workers_at_once(course), len(waiting)))]
         plans = [_with_headroom(course, plan) if place < course.policy.ceiling_workers else plan for place in group]
@@ -104,7 +104,7 @@ def _reach(
         with ready(course, plans) as workers:
             pace.ready_s = max(pace.ready_s, time.monotonic() - start)
             for place, worker, arms in zip(group, workers, plans, strict=True):
-                if course.deadline.left_s < pace.timed_s + course.reserve_s:
+                if not _suffices(course, pace.timed_s, places[places.index(place) :]):
                     return False
                 start = time.monotonic()
                 _one_worker(course, worker, arms, place=place, blocks=blocks)
@@ -113,6 +113,14 @@ def _reach(
                     clean.time_arms(course, own, worker=FIRST_WORKER + place, blocks=clean_blocks)
                 pace.timed_s = max(pace.timed_s, time.monotonic() - start)
     return True
+
+
+def _suffices(course: Course, next_s: Seconds, waiting: Sequence[int]) -> bool:
+    """Whether there is time for the next of the workers that a look still needs.
+
+    What is kept for traces and memory stays kept, but not from the last of them: it says what the others were for.
+    """
+    return course.deadline.left_s >= next_s + (course.reserve_s if len(waiting) > 1 else 0.0)
 
 
 def _with_headroom(course: Course, plan: Mapping[str, int]) -> dict[str, int]:

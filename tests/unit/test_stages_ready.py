@@ -16,6 +16,7 @@ from e2e.stages import ready as stage
 from e2e.stages.course import Course
 from e2e.stages.ready import ready, workers_at_once
 from e2e.stages.screen import contending_headroom
+from e2e.stages.verdict import _suffices
 from e2e.workers import CandidateFault, Fault, Member
 from tests.fakes import CANDIDATE, EAGER, arm, arms, evidence, kernel, policy, segment
 
@@ -192,3 +193,12 @@ def test_a_headroom_arm_behind_by_less_than_matters_still_rides() -> None:
 
 def test_without_a_block_of_both_nothing_is_known_to_be_behind() -> None:
     assert contending_headroom(with_headroom([])) == [HEADROOM, SLOWER]
+
+
+@pytest.mark.parametrize(
+    ("left_s", "waiting", "goes_on"), [(60, 2, True), (40, 2, False), (40, 1, True), (20, 1, False)]
+)
+def test_the_last_worker_of_a_look_may_use_the_time_kept_for_traces(left_s: float, waiting: int, goes_on: bool) -> None:
+    found = course(ReadyCrew())
+    found.deadline, found.reserve_s = Deadline(left_s), 25.0
+    assert _suffices(found, 30.0, range(waiting)) is goes_on
