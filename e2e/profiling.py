@@ -90,10 +90,10 @@ def _collect(course: Course, found: Found, ops: tuple[str, ...]) -> None:
     profiler, budget_s = Profiler(course, found), course.policy.budgets.cell_s
     course.progress.stage("profile", "loading the model")
     profiler.open()
+    names = list(dict.fromkeys(ops)) or [name for name in registry.names("ops") if name not in OF_MODELS]
+    places = {op: profiler.places(op) for op in names}  # first: a name that is none ends the run before there is one
     course.progress.stage("profile", "the step: memory and traces")
     profiler.look_at_step()
-    names = list(dict.fromkeys(ops)) or [name for name in registry.names("ops") if name not in OF_MODELS]
-    places = {op: profiler.places(op) for op in names}
     names = sorted((op for op in names if places[op]), key=lambda op: places[op])  # looking takes as long as its calls
     looks: list[Look] = []
     for place, op in enumerate(names):

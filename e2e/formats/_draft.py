@@ -52,6 +52,8 @@ class Draft:
         self.data: dict[str, Any] = dict(block.data) if block else {}
         self.mistakes: list[tuple[int, str]] = []
         source = self._scan(text)
+        if self.data.get("kind") == "module":
+            self._fill_module()
         if self.data.get("kind") == "patch":
             self._fill_patch(op)
         self._fill_op(op)
@@ -88,6 +90,12 @@ class Draft:
                 raise UsageError(f"{self.shown}:{number}: {reason}") from error
             self.data.setdefault("binding", "python")
             return None  # the builder reports it, as the candidate's fault
+
+    def _fill_module(self) -> None:
+        """A module is how an op is bound: `kind` says so in one word."""
+        if self.data.setdefault("binding", "module") != "module":
+            self._mistake("kind", f"module, where `binding` says {printable(str(self.data['binding']))!r}")
+        self.data["kind"] = "op"
 
     def _fill_patch(self, asked: str | None) -> None:
         """A patch replaces no one op, is Python, and is handed a model, not calls."""

@@ -359,3 +359,13 @@ def test_no_file_raises_anything_but_usage_error(tmp_path: Path, text: str, suff
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     with contextlib.suppress(UsageError):
         read_kernel(str(path), op=None)
+
+
+def test_kind_module_is_the_binding_of_that_name(tmp_path: Path) -> None:
+    text = "# /// e2e\n# kind: module\n# op: rms_norm\n# entry: Norm\n{more}# ///\nclass Norm: ...\n"
+    (tmp_path / "norm.py").write_text(text.format(more=""))
+    manifest = read_kernel(str(tmp_path / "norm.py"), op=None).manifest
+    assert (manifest.kind, manifest.binding) == ("op", "module")
+    (tmp_path / "norm.py").write_text(text.format(more="# binding: python\n"))
+    with pytest.raises(UsageError, match="kind: module, where `binding` says 'python'"):
+        read_kernel(str(tmp_path / "norm.py"), op=None)
