@@ -30,6 +30,8 @@ margin: 0.02
 blocks: 4
 max_blocks: 4
 segment_s: 0.02
+warm_s: 0
+warm_most_s: 1
 ceiling_s: 1
 traces: {traces}
 numerics: {{model_tokens: 64, training_steps: 4, capture_bytes: 16777216}}

@@ -23,7 +23,7 @@ from e2e.stages.course import Course
 from tests import tiny
 from tests.cheats.fixtures import Fixture, Seen
 
-_QUICK = "warm_s: 0.0\nwarm_steps: 3\nwarm_most_s: 1.0\n"
+_QUICK = "warm_steps: 3\n"
 
 
 class Range:
