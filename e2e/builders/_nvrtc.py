@@ -32,7 +32,7 @@ _OF_DEVICES = re.compile(
 class Found:
     """An NVRTC, and CUDA's headers."""
 
-    library: Path
+    shared_object: Path
     headers: tuple[Path, ...]
 
 
@@ -52,9 +52,9 @@ def nvrtc_compiler(found: Found) -> Compiler:
     Raises:
         EnvironmentFault: it does not load.
     """
-    argv = (sys.executable, "-P", str(Path(_nvrtc_program.__file__)), str(found.library))
+    argv = (sys.executable, "-P", str(Path(_nvrtc_program.__file__)), str(found.shared_object))
     said = ask([*argv, "--version"])
-    return Compiler(argv, f"{said} in {found.library}")
+    return Compiler(argv, f"{said} in {found.shared_object}")
 
 
 def nvrtc_command(kernel: Kernel, target: BuildTarget, compiler: Compiler, found: Found) -> list[str]:

@@ -188,7 +188,7 @@ def test_the_newest_library_of_the_first_place_that_has_one_is_taken(
         (tmp_path / "lib64" / name).touch()
     found = find_nvrtc()
     assert found is not None
-    assert found.library == tmp_path / "lib64" / "libnvrtc.so.13"
+    assert found.shared_object == tmp_path / "lib64" / "libnvrtc.so.13"
     assert found.headers[:2] == (tmp_path / "include", tmp_path / "include" / "cccl")
 
 
