@@ -132,7 +132,7 @@ def _one_worker(course: Course, worker: Worker, plan: Mapping[str, int], *, plac
     number = FIRST_WORKER + place
     course.progress.stage("verdict", f"worker {place + 1} of at least {course.policy.looks[0]}")
     warm_up(course, worker, course.rng.sample(list(plan), len(plan)), worker_number=number, stage=STAGE)
-    # before the block that is discarded: half a second after such an idle moment a device was up to 9 % slow
+    # before the block that is discarded: after it the device was idle, and may be slow (probably seen on an H200)
     course.crew.see_rest(worker, stage=STAGE)
     for block in range(-1, blocks):
         if course.deadline.left_s <= 0:
