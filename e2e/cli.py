@@ -40,6 +40,13 @@ new = typer.Typer(help="Write a file to start from.", rich_markup_mode=None, no_
 app.add_typer(new, name="new")
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run folder, result.json, or run id.")]
+OverridesOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a workload field.")
+]
+PolicyOption = Annotated[str | None, typer.Option(metavar="FILE", help="Policy file or built-in name.")]
+DeviceOption = Annotated[str, typer.Option(metavar="auto|cpu|cuda[:N]", help="Where to run.")]
+SeedOption = Annotated[int | None, typer.Option(min=0, max=MOST_SEED, help="Seed of inputs and schedule.")]
+WholeBudget = Annotated[float | None, typer.Option(metavar="SECONDS", min=1.0, help="Time for all of it.")]
 
 
 class Listed(StrEnum):
@@ -92,13 +99,11 @@ def validate(
     op: Annotated[
         str | None, typer.Option(metavar="NAME|FILE.py:CLASS", help="Op to replace, if the kernel names none.")
     ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a workload field.")
-    ] = None,
-    policy: Annotated[str | None, typer.Option(metavar="FILE", help="Policy file or built-in name.")] = None,
-    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda[:N]", help="Where to run.")] = "auto",
+    overrides: OverridesOption = None,
+    policy: PolicyOption = None,
+    device: DeviceOption = "auto",
     budget: Annotated[float | None, typer.Option(metavar="SECONDS", min=1.0, help="Time for each cell.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, max=MOST_SEED, help="Seed of inputs and schedule.")] = None,
+    seed: SeedOption = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where results go.")] = Path("results"),
     as_json: Annotated[bool, typer.Option("--json", help="Result on stdout, all else on stderr.")] = False,
     events: Annotated[str | None, typer.Option(metavar="FILE", help="Progress as JSON lines.")] = None,
@@ -136,13 +141,11 @@ def profile(
     op: Annotated[
         list[str] | None, typer.Option(metavar="NAME|FILE.py:CLASS", help="This op only; may be repeated.")
     ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a workload field.")
-    ] = None,
-    policy: Annotated[str | None, typer.Option(metavar="FILE", help="Policy file or built-in name.")] = None,
-    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda[:N]", help="Where to run.")] = "auto",
-    budget: Annotated[float | None, typer.Option(metavar="SECONDS", min=1.0, help="Time for all of it.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, max=MOST_SEED, help="Seed of inputs and schedule.")] = None,
+    overrides: OverridesOption = None,
+    policy: PolicyOption = None,
+    device: DeviceOption = "auto",
+    budget: WholeBudget = None,
+    seed: SeedOption = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where results go.")] = Path("results"),
     as_json: Annotated[bool, typer.Option("--json", help="Profile on stdout as JSON, all else on stderr.")] = False,
 ) -> int:
@@ -181,7 +184,7 @@ def check(
     captures: Annotated[
         str | None, typer.Option(metavar="FILE|RUN", help="On inputs that `e2e profile` captured, not on drawn ones.")
     ] = None,
-    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda[:N]", help="Where to run.")] = "auto",
+    device: DeviceOption = "auto",
     seed: Annotated[int | None, typer.Option(min=0, max=MOST_SEED, help="Seed of the inputs.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Report on stdout as JSON, all else on stderr.")] = False,
 ) -> int:
@@ -343,13 +346,11 @@ def selftest(
         bool,
         typer.Option("--identical", help="Plant no gains and losses: identical code alone, in a third of the time."),
     ] = False,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a workload field.")
-    ] = None,
-    policy: Annotated[str | None, typer.Option(metavar="FILE", help="Policy file or built-in name.")] = None,
-    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda[:N]", help="Where to run.")] = "auto",
-    budget: Annotated[float | None, typer.Option(metavar="SECONDS", min=1.0, help="Time for all of it.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, max=MOST_SEED, help="Seed of inputs and schedule.")] = None,
+    overrides: OverridesOption = None,
+    policy: PolicyOption = None,
+    device: DeviceOption = "auto",
+    budget: WholeBudget = None,
+    seed: SeedOption = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the report goes.")] = Path("results"),
     as_json: Annotated[bool, typer.Option("--json", help="Report on stdout as JSON, all else on stderr.")] = False,
 ) -> int:
