@@ -20,6 +20,8 @@ ALIGNMENT = 64
 """Elements; a clone starts as far from a multiple of it as its original, so that vector loads see the same."""
 ALTERED = 8
 """Elements: so few that a sample of every hundredth would seldom show one of them."""
+ALTERED_CALLS = 3
+"""Drawn apart, so that a kernel's sample of its input has to meet every one of them."""
 MAX_GAPS_BYTES = 16 * 2**20
 """A larger clone must not consist of gaps."""
 
@@ -199,8 +201,7 @@ def altered(item: Captured, seed: int) -> list[Captured]:
 
     None where the first tensor holds no real numbers, or one in many places; a list has none.
     """
-    changed = clone_call(item.call)
-    first = changed.tensors[0]
+    first = item.call.tensors[0]
     if (
         not isinstance(first, Tensor)
         or not first.is_floating_point()
@@ -209,11 +210,20 @@ def altered(item: Captured, seed: int) -> list[Captured]:
     ):
         return []
     draw = torch.Generator().manual_seed(seed)
-    places = torch.randperm(min(first.numel(), 2**24), generator=draw)[:ALTERED].to(first.device)
+    return [
+        Captured(item.site, f"{ALTERED} elements changed", _with_some_changed(item.call, draw))
+        for _ in range(ALTERED_CALLS)
+    ]
+
+
+def _with_some_changed(call: OpCall, draw: torch.Generator) -> OpCall:
+    changed = clone_call(call)
+    first = changed.tensors[0]
+    places = torch.randint(first.numel(), (ALTERED,), generator=draw).to(first.device)
     flat = first.flatten()  # a copy where its elements do not lie in order
     flat[places] = -2 * flat[places]
     first.copy_(flat.reshape(first.shape))
-    return [Captured(item.site, f"{ALTERED} elements changed", changed)]
+    return changed
 
 
 def twins(item: Captured, seed: int) -> list[Captured]:

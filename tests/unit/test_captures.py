@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from e2e.numerics.captures import Captured, clone_call, load_calls, save_calls, select
+from e2e.numerics.captures import (
+    ALTERED,
+    ALTERED_CALLS,
+    Captured,
+    altered,
+    clone_call,
+    load_calls,
+    save_calls,
+    select,
+)
 from e2e.protocols import OpCall
 
 torch.set_num_threads(1)
@@ -198,3 +207,11 @@ def test_first_middle_and_last_come_before_the_rest() -> None:
 
 def test_nothing_to_keep_is_no_error() -> None:
     assert select([], 100) == []
+
+
+def test_few_elements_differ_and_other_ones_in_every_altered_call() -> None:
+    original = captured(torch.randn(40, 50))
+    calls = [item.call.tensors[0] for item in altered(original, seed=3)]
+    changed = [set((tensor != original.call.tensors[0]).flatten().nonzero().flatten().tolist()) for tensor in calls]
+    assert len(changed) == ALTERED_CALLS and all(0 < len(places) <= ALTERED for places in changed)
+    assert not set.intersection(*changed)
