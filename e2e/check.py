@@ -37,7 +37,7 @@ from e2e.schema.verdict import Verdict
 from e2e.schema.words import Outcome, ReasonCode, Stage
 from e2e.schema.workload import DType
 from e2e.signatures import signature_of
-from e2e.stages.check import op_checks
+from e2e.stages.correctness import op_checks
 from e2e.surroundings import packages
 from e2e.workers import CandidateFault, Member, Workers
 from e2e.yaml_lines import printable

@@ -22,8 +22,9 @@ from e2e.schema.evidence import Audit, Evidence
 from e2e.schema.kernel import Kernel, Manifest
 from e2e.schema.selftest import Catch
 from e2e.schema.words import ReasonCode, Role, Stage
-from e2e.stages.check import check_mutants, check_op, check_outputs, engage, know_device, survey
+from e2e.stages.correctness import check_mutants, check_op, check_outputs, engage
 from e2e.stages.course import Course
+from e2e.stages.survey import know_device, survey
 from e2e.stages.timing import run_block, warm_up
 from e2e.trials import CANDIDATE, SHAM, Timed, compared
 from e2e.units import Seconds

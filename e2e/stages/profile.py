@@ -20,9 +20,10 @@ from e2e.profile.timeline import Timeline
 from e2e.schema.evidence import NOT_CALLED, ArmRecord, DeviceFacts, ModelFacts, SiteRecord
 from e2e.schema.profile import Capture, ModuleRow, OpProfile, SiteGroup, StepMemory, StepProfile, TimeRow
 from e2e.schema.words import Mode, Role, Stage
-from e2e.stages.check import know_device, mode_problem, survey
 from e2e.stages.course import Course
+from e2e.stages.lineup import mode_problem
 from e2e.stages.planted import for_op
+from e2e.stages.survey import know_device, survey
 from e2e.stages.timing import Phase, rough_step_s, run_block, warm_up
 from e2e.store import Run
 from e2e.units import Bytes, Seconds

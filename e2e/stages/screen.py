@@ -16,16 +16,9 @@ from e2e.schema.verdict import Estimate
 from e2e.schema.words import Mode, ReasonCode, Role, Stage
 from e2e.stages import earlier
 from e2e.stages.apart import tried_apart
-from e2e.stages.check import (
-    arm_is_right,
-    arm_names,
-    begin_pilot,
-    every_arm,
-    is_left_out,
-    mode_problem,
-    wait_for_caches,
-)
+from e2e.stages.correctness import arm_is_right
 from e2e.stages.course import Course
+from e2e.stages.lineup import arm_names, begin_pilot, every_arm, is_left_out, mode_problem, wait_for_caches
 from e2e.stages.memory import measure_memory
 from e2e.stages.timing import rough_step_s, run_block, segment_steps, warm_up
 from e2e.weighing import opponent_arm, weigh

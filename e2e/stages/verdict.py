@@ -15,7 +15,7 @@ from e2e.measure.audit import Fingerprint, Replay, Tolerance, agreement, conclud
 from e2e.processes import Worker
 from e2e.schema.words import Outcome, Role, Stage
 from e2e.stages import clean
-from e2e.stages.check import rounding_of
+from e2e.stages.correctness import rounding_of
 from e2e.stages.course import Course
 from e2e.stages.ready import ready, workers_at_once
 from e2e.stages.screen import CEILING_WORKER, contending_headroom, headroom_arms

@@ -20,7 +20,7 @@ from e2e.rules.lossy import over_budget
 from e2e.schema.evidence import Answer, Evidence, MutantCheck
 from e2e.schema.policy import Numerics
 from e2e.schema.words import Outcome, ReasonCode, Stage
-from e2e.stages.check import op_checks
+from e2e.stages.correctness import op_checks
 from tests import fakes, tiny
 from tests.sessions import LlamaSession
 

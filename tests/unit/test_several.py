@@ -28,11 +28,11 @@ from e2e.schema.kernel import Kernel, Manifest
 from e2e.schema.verdict import Verdict
 from e2e.schema.words import Mode, Outcome, ReasonCode, Role, Stage
 from e2e.stages.apart import tried_apart
-from e2e.stages.check import survey
 from e2e.stages.course import Course
 from e2e.stages.screen import _checked as screened
 from e2e.stages.screen import _each_alone as each_alone
 from e2e.stages.screen import record_of
+from e2e.stages.survey import survey
 from e2e.stages.verdict import _plan as verdict_plan
 from e2e.story import tell
 from e2e.story_sections import first_sections

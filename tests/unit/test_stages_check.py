@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from e2e.schema.evidence import Answer, ModelFacts
-from e2e.stages.check import _model_tokens
+from e2e.stages.correctness import _model_tokens
 from tests import fakes
 
 

@@ -24,8 +24,8 @@ from e2e.schema.policy import Policy
 from e2e.schema.words import Mode, Role, Stage
 from e2e.schema.workload import cells_of
 from e2e.stages.afterwards import look_back
-from e2e.stages.check import wait_for_caches, warm_caches
 from e2e.stages.course import Course
+from e2e.stages.lineup import wait_for_caches, warm_caches
 from e2e.stages.memory import LEAST_STEPS, MOST_STEPS, measure_memory
 from e2e.stages.screen import record_of
 from e2e.workers import Member
@@ -228,12 +228,12 @@ def in_python(crew: FakeCrew) -> FakeCrew:
 
 @pytest.fixture
 def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("e2e.stages.check.thread_count", lambda: 16)
+    monkeypatch.setattr("e2e.stages.lineup.thread_count", lambda: 16)
 
 
 @pytest.fixture
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("e2e.stages.check.thread_count", lambda: 2)
+    monkeypatch.setattr("e2e.stages.lineup.thread_count", lambda: 2)
 
 
 def that_compiles(crew: FakeCrew) -> Course:

@@ -23,7 +23,7 @@ from e2e.protocols import BuildTarget
 from e2e.reading import read_kernel
 from e2e.schema.words import Mode
 from e2e.schema.workload import TrainSpec
-from e2e.stages import check, verdict
+from e2e.stages import lineup, verdict
 from e2e.tasks.causal_lm import _checkpoint
 from tests import tiny
 from tests.fakes import segment
@@ -258,5 +258,5 @@ def test_steps_of_a_training_segment_are_replayed_from_its_start() -> None:
 
 
 def test_a_training_step_is_not_captured_by_hand() -> None:
-    assert "not captured" in str(check.mode_problem(Asking("train"), Mode.CUDA_GRAPH))  # type: ignore[arg-type]
-    assert check.mode_problem(Asking("train"), Mode.COMPILE) is None  # type: ignore[arg-type]
+    assert "not captured" in str(lineup.mode_problem(Asking("train"), Mode.CUDA_GRAPH))  # type: ignore[arg-type]
+    assert lineup.mode_problem(Asking("train"), Mode.COMPILE) is None  # type: ignore[arg-type]
