@@ -18,8 +18,8 @@ from pydantic import ValidationError
 from torch import nn
 
 from e2e import registry
-from e2e.arms import bound_to
 from e2e.binding import registered, sparing
+from e2e.bound import bound_to
 from e2e.cache import cache_folder
 from e2e.configuration import load_workload
 from e2e.errors import StoredRunError, UsageError

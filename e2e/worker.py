@@ -374,7 +374,7 @@ class Handlers:
 
     def do_scout(self, *, built: dict[str, Any]) -> dict[str, Any]:
         """Which modules a patch changes, once it is proven that it can be kept to one copy of the model."""
-        from e2e.arms import bound_to
+        from e2e.bound import bound_to
         from e2e.numerics.exercise import step_outputs
         from e2e.protocols import Built
         from e2e.scout import replica_of
@@ -387,7 +387,7 @@ class Handlers:
         self, *, built: dict[str, Any], fqns: list[str], adopted: dict[str, Any], part: int = 0
     ) -> dict[str, Any]:
         """Load a kernel, and kernels adopted earlier that the candidate must beat. A clean worker refuses."""
-        from e2e.arms import bound_to
+        from e2e.bound import bound_to
         from e2e.errors import CandidateError
         from e2e.integrity.ledger import Ledger
         from e2e.numerics import examine, exercise  # noqa: F401  the ledger sees what is there
@@ -520,8 +520,9 @@ class Handlers:
         """
         import torch
 
-        from e2e.arms import Arena, Candidate
-        from e2e.arms import Part as ArenaPart
+        from e2e.arms import Arena
+        from e2e.bound import Candidate
+        from e2e.bound import Part as ArenaPart
 
         torch.set_num_threads(self.threads)
         parts = []

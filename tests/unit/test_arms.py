@@ -12,9 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from e2e import arms, registry
-from e2e.arms import Arena, Bound, Candidate, CountingBackend, Part
+from e2e import arms, modes, registry
+from e2e.arms import Arena
+from e2e.bound import Bound, Candidate, Part
 from e2e.configuration import load_workload
+from e2e.modes import CountingBackend
 from e2e.numerics.examine import Examiner
 from e2e.operators import Interception
 from e2e.ops.rms_norm import RmsNorm
@@ -463,7 +465,7 @@ def test_a_graph_without_an_operators_call_is_no_arm(
     session: Any, multiplying: tuple[Any, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Headroom that left everything as it is would say that nothing can be won."""
-    monkeypatch.setattr(arms, "replace", lambda graph, interceptions: [])
+    monkeypatch.setattr(modes, "replace", lambda graph, interceptions: [])
     with pytest.raises(RuntimeError, match=r"no call of aten\.mul\.Tensor in Llama"):
         Arena(session, [Part(MUL, multiplying[0])]).prepare("sham:compile", seed=7)
 

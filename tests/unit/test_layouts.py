@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from e2e import registry
-from e2e.arms import bound_to
 from e2e.binding import trainable
+from e2e.bound import bound_to
 from e2e.errors import UsageError
 from e2e.layouts import InLayout, Relaid
 from e2e.numerics.compare import exactly, judge_outputs, layout_of

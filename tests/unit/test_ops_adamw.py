@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from e2e import registry
-from e2e.arms import Arena, Bound, Candidate, Part
+from e2e.arms import Arena
+from e2e.bound import Bound, Candidate, Part
 from e2e.numerics.captures import Captured, clone_call, load_calls, save_calls
 from e2e.numerics.compare import exactly, judge_outputs
 from e2e.numerics.examine import Examiner
@@ -180,7 +181,7 @@ def test_calls_of_lists_are_stored_and_read_again(tmp_path: Path) -> None:
 
 
 def bound(source: str, suffix: str, folder: Path) -> Bound:
-    from e2e.arms import bound_to
+    from e2e.bound import bound_to
 
     file = folder / f"own{suffix}"
     file.write_text(source)

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from e2e.arms import Arena, Bound, Candidate, Part
+from e2e.arms import Arena
+from e2e.bound import Bound, Candidate, Part
 from e2e.numerics.examine import Examiner
 from e2e.numerics.exercise import engage, gradients, model_logits, run_calls, step_outputs
 from e2e.numerics.training import compare

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from e2e import registry
-from e2e.arms import Arena, Part
+from e2e.arms import Arena
+from e2e.bound import Part
 from e2e.measure.memory import FIRST_STEPS, peak
 from e2e.schema.evidence import MemoryRecord
 from tests.sessions import LlamaSession

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from e2e import registry
-from e2e.arms import Arena, Part
+from e2e.arms import Arena
+from e2e.bound import Part
 from e2e.builders.planted import LATE_CALLS, LATE_TRICKS, PLUGIN, REFERENCE, TRICKS
 from e2e.measure.pause import Pause
 from e2e.ops.rms_norm import RmsNorm

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from e2e import registry
-from e2e.arms import Arena, Bound, Candidate, Part, bound_to
+from e2e.arms import Arena
 from e2e.binding import differentiable, trainable
+from e2e.bound import Bound, Candidate, Part, bound_to
 from e2e.errors import CandidateError, UsageError
 from e2e.numerics.compare import exactly, judge_outputs
 from e2e.numerics.exercise import run_calls
@@ -217,7 +218,7 @@ def test_a_captured_graph_replays_what_was_prepared_before_it() -> None:
     session.device = "cuda"  # type: ignore[misc]
     original = session.batch
     session.batch = lambda seed: tuple(item.cuda() for item in original(seed))  # type: ignore[method-assign]
-    place = Arena(session, place._parts)
+    place = Arena(session, place._trees.parts)
     for name in ("baseline:eager", "candidate:cuda-graph", "candidate:reduce-overhead"):
         place.prepare(name, seed=1)
     assert kernel.turned == 2

@@ -16,8 +16,10 @@ from torch import Tensor
 from torch._dynamo.backends.debugging import aot_eager
 
 from e2e import arms, registry
-from e2e.arms import Arena, Bound, Candidate, CountingBackend, Part
+from e2e.arms import Arena
 from e2e.binding import NO_BACKWARD
+from e2e.bound import Bound, Candidate, Part
+from e2e.modes import CountingBackend
 from e2e.ops.rms_norm import RmsNorm
 from e2e.protocols import BuildTarget
 from e2e.reading import read_kernel
