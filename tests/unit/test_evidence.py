@@ -26,7 +26,8 @@ def test_a_kept_run_loads_and_names_no_folder_of_the_machine(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", PIECES)
 def test_what_a_stored_runs_command_names_is_there(name: str) -> None:
-    files = [word for word in PIECES[name].command if word.startswith(("workloads/", "kernels/", "examples/", "tests/"))]
+    folders = ("workloads/", "kernels/", "examples/", "tests/")
+    files = [word for word in PIECES[name].command if word.startswith(folders)]
     assert [word for word in files if not Path(word).is_file()] == []
 
 
