@@ -207,6 +207,16 @@ class Generation(Record):
         return self.rows * self.tokens / self.step_s
 
 
+class LayerError(Record):
+    """Hidden states as one layer leaves them, against one precision higher."""
+
+    layer: str
+    """Its module's name."""
+    error_candidate: float | None
+    """Relative root-mean-square error; None where it is not finite, or of another shape than the baseline's."""
+    error_baseline: float
+
+
 class ModelCheck(Record):
     """The model's outputs with the kernel, against one precision higher."""
 
@@ -229,6 +239,8 @@ class ModelCheck(Record):
     """Of the true next tokens: negative log-likelihood less the baseline's, nats per token."""
     nll_upper: float | None = None
     """Upper 97.5 % bound of it."""
+    depth: list[LayerError] = []
+    """Layer by layer, in the order in which they run; empty where the model has no row of like layers."""
     precision: Precision | None = None
     """The lossy precision that the kernel declares: then the policy's budget decides, not `allowed`."""
     status: Literal["passed", "wrong"]

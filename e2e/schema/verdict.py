@@ -98,6 +98,11 @@ class NumericsVerdict(Record):
     """Largest err(candidate) / err(baseline) over captured inputs."""
     model_ratio: Ratio | None
     """err(candidate) / err(baseline) of the model's outputs."""
+    depth_slope: float | None = None
+    """How often err(candidate) / err(baseline) doubles from the first layer to the last, by a straight line through
+    all of them; below 0 it falls. None with fewer than three layers."""
+    depth_jump: str | None = None
+    """The layer behind which that ratio is more than twice what it was before it; None where there is none."""
     mutants_caught: int
     mutants: int
 
