@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import gc
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -20,6 +21,7 @@ from e2e.measure.pause import Pause
 from e2e.modes import REGION, CountingBackend, DeviceClock, GraphedStep, compiled, driver_calls, need_all
 from e2e.operators import interceptions_in
 from e2e.prepared import Prepared
+from e2e.profile.recorder import in_range
 from e2e.protocols import Op, Site, written_by
 from e2e.schema.words import Mode, Role
 from e2e.schema.workload import TrainSpec
@@ -308,6 +310,21 @@ class Arena:
     def execute(self, name: str, batch: tuple[Tensor, ...]) -> None:
         """A step and nothing else: no fingerprint, no wait."""
         self._execute(self._arms[name], batch)
+
+    @contextmanager
+    def with_ranges(self, name: str) -> Iterator[None]:
+        """While inside, an eager arm's steps have a profiler's range around every call of the op at its sites.
+
+        No other arm has: a compiler's graphs hold no ranges, and a training arm would need weights of its own twice.
+        """
+        arm = self._arms[name]
+        if arm.name.mode is Mode.EAGER and self._train is None:
+            tree = self._trees.grown_with(arm.name, in_range)
+            self._arms[name] = dataclasses.replace(arm, program=self._session.program(tree))
+        try:
+            yield
+        finally:
+            self._arms[name] = arm
 
     def probe(self, name: str, seed: int) -> dict[str, Tensor]:
         """See Trainer.probe."""

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from e2e import stats
-from e2e.attribution import UNEXPLAINED, attribution
+from e2e.attribution import attribution
 from e2e.figures import Chart, Ink, Line, Mark, Strip, error_axis, level_axis, ratio_axis
 from e2e.schema.evidence import Engagement, OpCheck, Segment
 from e2e.schema.policy import Policy
@@ -63,7 +63,7 @@ def attribution_sections(cell: CellResult, prefix: str) -> Iterator[Section]:
         rows, marks, at = [], [], 0.0
         for line in lines:
             change = line.microseconds_per_step
-            ink: Ink = "control" if line.what == UNEXPLAINED else "good" if change < 0 else "bad"
+            ink: Ink = "control" if line.cause == "unexplained" else "good" if change < 0 else "bad"
             rows.append((line.what, f"{change:+,.1f} us"))
             marks.append((Mark("bar", at + change, ink, lower=at),))
             at += change

@@ -17,7 +17,7 @@ from e2e.patch import Patch, Standing, copy_sharing_weights, everywhere, sites_i
 from e2e.protocols import Op, Site, written_by
 from e2e.schema.words import Mode, Role
 from e2e.schema.workload import TrainSpec
-from e2e.scout import Replica, placed
+from e2e.scout import Around, Replica, placed
 
 OPERATOR = "aten:"
 """Start of the name of an op that is one of torch's own operators."""
@@ -45,6 +45,19 @@ class Trees:
             self._replay(model, name.mode, replayed())
         elif name.role is not Role.BASELINE or name.alternative is not None:
             self._swap(name, model)
+        return model
+
+    def grown_with(self, name: ArmName, around: Around) -> nn.Module:
+        """An eager arm's tree once more, with `around(site, function)` at every site in place of what stands there.
+
+        For inference only: in training a tree has weights of its own.
+        """
+        if name.role in WITH_KERNELS:
+            return self._with_candidate(name, around)
+        model = self._copied(self._session.model)
+        for part in self.parts:
+            function = self._alternative(part, name.alternative, name.mode)
+            Patch(part.op, sites_in(model, list(part.sites)), _inside(around, part.op, function))
         return model
 
     def _learns(self, op: Op) -> bool:
@@ -90,7 +103,7 @@ class Trees:
         places = places_of(name)
         return [part for place, part in enumerate(self.parts) if places is None or place in places]
 
-    def _with_candidate(self, name: ArmName) -> nn.Module:
+    def _with_candidate(self, name: ArmName, around: Around | None = None) -> nn.Module:
         self.forget_captured()
         kernels = [
             Standing(part.op, part.usable, self._standing_there(part, part.candidate.kernel, name.mode))
@@ -99,7 +112,7 @@ class Trees:
         ]
         if not kernels:
             raise RuntimeError("no candidate in this worker")
-        around = self._counted if name.mode is Mode.CUDA_GRAPH else None
+        around = around or (self._counted if name.mode is Mode.CUDA_GRAPH else None)
         return placed(self._session.model, kernels, around, copied=self._copied)
 
     def traces(self, name: ArmName, model: nn.Module) -> Callable[[Any], Counter[int]]:
@@ -189,6 +202,11 @@ class Trees:
         if name.role in WITH_KERNELS:
             return [part.candidate.kernel for part in self._standing(name) if part.candidate is not None]
         return [kernel for part in self.parts if (kernel := part.adopted.get(str(name.alternative))) is not None]
+
+
+def _inside(around: Around, op: Op, function: Callable[..., Any] | None) -> Callable[[Site], Callable[..., Any]]:
+    """What stands at a site: that function, or the site's own code."""
+    return lambda site: around(site, function or op.own(site))
 
 
 def _nothing(*call: Any) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from e2e.profile.timeline import MODULE
-
-STEP = "e2e step"
-"""Range around each profiled step, by which the reader finds its span."""
+from e2e.profile.timeline import MODULE, SITE, STEP
 
 
 def record(arena: Any, arm: str, *, seed: int, steps: int, path: Path, device: str) -> dict[str, Any]:
@@ -31,6 +28,17 @@ def record(arena: Any, arm: str, *, seed: int, steps: int, path: Path, device: s
                 arena.sync()
     profiler.export_chrome_trace(str(path))
     return {"steps": steps}
+
+
+def in_range(site: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The op at that site, with a range around every call."""
+    from torch.profiler import record_function
+
+    def call(*args: Any, **named: Any) -> Any:
+        with record_function(f"{SITE}{site.fqn}"):
+            return function(*args, **named)
+
+    return call
 
 
 @contextmanager

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import math
+from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from e2e.profile.spans import Span, common, gaps, holds, length_of, merged
 from e2e.schema.evidence import KernelTime, TraceRecord
 from e2e.units import Seconds
 
@@ -18,8 +20,15 @@ MAX_TRACE_BYTES = 256 * 2**20
 """A larger raw trace is not read: a few steps of an honest model stay far below."""
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "runtime")
+STEP = "e2e step"
+"""Name of the range around each profiled step, which ends when the device has nothing left to do."""
 MODULE = "e2e module: "
 """Begins the name of a range around a module's forward; its qualified name and its class follow."""
+SITE = "e2e op: "
+"""Begins the name of a range around a call of the op; the qualified name of its site follows."""
+_SYNCS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cuStreamSynchronize", "cudaMemcpy")
+_ALLOCATOR = ("cudaMalloc", "cudaFree", "cudaHostAlloc", "cudaFreeHost", "cuMemAlloc", "cuMemFree", "cuMemMap")
+"""Host calls by the beginnings of their names; the first ones exactly."""
 _RENAMED = {"cuda_runtime": "runtime", "cuda_driver": "runtime"}
 """torch-tb-profiler 0.4.3 knows only `runtime`; under the new names every operator shows 0 device time."""
 
@@ -34,13 +43,40 @@ class RangeTime:
     total_s: Seconds
 
 
+Rows = Mapping[str, tuple[float, Seconds]]
+"""By device kernel (or operator on a CPU): calls and seconds per step; operators by their own time."""
+
+
+@dataclass(frozen=True)
+class OpShare:
+    """What happened inside the ranges around the op's calls, per step."""
+
+    calls: float
+    host_s: Seconds
+    """The ranges themselves: on a CPU all of the op."""
+    rows: Rows
+    """Kernels launched there, operators on a CPU."""
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Time per step in which the device ran nothing, by what the host did meanwhile."""
+
+    syncs: Seconds
+    """Gaps in which the host came back from waiting for the device."""
+    allocator: Seconds
+    """The driver's allocator was at work."""
+    op: Seconds
+    """The host was inside a call of the op."""
+    other: Seconds
+
+
 @dataclass(frozen=True)
 class Timeline:
     """What one trace says, per step."""
 
     record: TraceRecord
-    rows: Mapping[str, tuple[float, float]]
-    """By device kernel (or operator on a CPU): calls and seconds per step; operators by their own time."""
+    rows: Rows
     operators: Mapping[str, float]
     """By operator: calls per step."""
     busy_ratio: float | None
@@ -51,6 +87,12 @@ class Timeline:
     """By operator; empty where nothing can be said of them."""
     modules: Mapping[str, RangeTime] = field(default_factory=dict)
     """By qualified name and class, where the trace has their ranges; empty where nothing can be said of them."""
+    step_s: Seconds | None = None
+    """A profiled step, from the ranges around them; None where the trace has none."""
+    op: OpShare | None = None
+    """None where the trace has no ranges around the op's calls: in compiled arms, graphs and training."""
+    idle: Idle | None = None
+    """None without device events, and without ranges around the steps."""
 
 
 def store(raw: Path, folder: Path, *, arm: str, steps: int) -> Timeline:
@@ -93,10 +135,13 @@ def read(events: list[Any], *, arm: str, steps: int, path: str) -> Timeline:
         calls[str(event["name"])] += 1 / steps
     record = TraceRecord(arm=arm, path=path, events=len(events), device_events=len(device), steps=steps)
     rows = {name: (count / steps, seconds / steps) for name, (count, seconds) in totals.items()}
-    busy_us, span_us = _busy(device)
+    busy = merged(map(_ends, device))
+    busy_us, span_us = length_of(busy), busy[-1][1] - busy[0][0] if busy else 0.0
     ranges = [event for event in spans if event.get("cat") == "user_annotation"]
     modules = [event for event in ranges if str(event["name"]).startswith(MODULE)]
     launches = _launches(spans, device) if device else None
+    steps_us = [_ends(event) for event in ranges if event["name"] == STEP]
+    sites = [event for event in ranges if str(event["name"]).startswith(SITE)]
     return Timeline(
         record,
         rows,
@@ -105,6 +150,9 @@ def read(events: list[Any], *, arm: str, steps: int, path: str) -> Timeline:
         busy_s=busy_us / 1e6 / steps if device else None,
         within=_times_in(operators, launches, steps),
         modules={name.removeprefix(MODULE): found for name, found in _times_in(modules, launches, steps).items()},
+        step_s=sum(end - start for start, end in steps_us) / 1e6 / steps if steps_us else None,
+        op=_op_share(sites, spans, device, operators, steps) if sites else None,
+        idle=_idle(steps_us, busy, spans, sites, steps) if device and steps_us else None,
     )
 
 
@@ -160,31 +208,57 @@ def _own_times(events: list[Any]) -> dict[str, tuple[float, float]]:
     for thread in threads.values():
         stack: list[tuple[float, str]] = []
         for event in sorted(thread, key=lambda item: (float(item["ts"]), -float(item["dur"]))):
-            start, length, name = float(event["ts"]), float(event["dur"]), str(event["name"])
+            start, took, name = float(event["ts"]), float(event["dur"]), str(event["name"])
             while stack and stack[-1][0] <= start:
                 stack.pop()
             if stack:
                 count, seconds = found[stack[-1][1]]
-                found[stack[-1][1]] = (count, seconds - length / 1e6)
+                found[stack[-1][1]] = (count, seconds - took / 1e6)
             count, seconds = found.get(name, (0.0, 0.0))
-            found[name] = (count + 1, seconds + length / 1e6)
-            stack.append((start + length, name))
+            found[name] = (count + 1, seconds + took / 1e6)
+            stack.append((start + took, name))
     return found
 
 
-def _busy(events: list[Any]) -> tuple[float, float]:
-    """Union of the kernels' intervals, and their whole span; microseconds."""
-    spans = sorted((float(event["ts"]), float(event["ts"]) + float(event["dur"])) for event in events)
-    if not spans:
-        return 0.0, 0.0
-    busy, (start, end) = 0.0, spans[0]
-    for left, right in spans[1:]:
-        if left > end:
-            busy += end - start
-            start, end = left, right
-        end = max(end, right)
-    busy += end - start
-    return busy, max(right for _, right in spans) - spans[0][0]
+def _ends(event: Mapping[str, Any]) -> Span:
+    return float(event["ts"]), float(event["ts"]) + float(event["dur"])
+
+
+# ---- The op, and what the host does while the device waits
+
+
+def _op_share(sites: list[Any], spans: list[Any], device: list[Any], operators: list[Any], steps: int) -> OpShare:
+    """Kernels whose launch lies in a range, or on a CPU the operators that do."""
+    threads: dict[Any, list[Span]] = defaultdict(list)
+    for event in sites:
+        threads[event.get("tid")].append(_ends(event))
+    inside = {thread: merged(own) for thread, own in threads.items()}
+
+    def is_inside(thread: Any, moment: float) -> bool:
+        return holds(inside.get(thread, []), moment)
+
+    if device:
+        places = _launch_places(spans)
+        launched = [(event, places.get(_correlation(event) or -1)) for event in device]
+        totals = _totals(event for event, place in launched if place is not None and is_inside(*place))
+    else:
+        totals = _own_times([event for event in operators if is_inside(event.get("tid"), float(event["ts"]))])
+    host_us = sum(map(length_of, inside.values()))
+    rows = {name: (count / steps, seconds / steps) for name, (count, seconds) in totals.items()}
+    return OpShare(len(sites) / steps, host_us / 1e6 / steps, rows)
+
+
+def _idle(steps_us: list[Span], busy: list[Span], spans: list[Any], sites: list[Any], steps: int) -> Idle:
+    """Gaps of the device inside the steps. One in which a wait of the host ended is that wait's, whole."""
+    calls = [event for event in spans if event.get("cat") in _LAUNCHES]
+    waits = sorted(_ends(event)[1] for event in calls if event["name"] in _SYNCS)
+    in_allocator = merged(_ends(event) for event in calls if str(event["name"]).startswith(_ALLOCATOR))
+    in_op = gaps(merged(map(_ends, sites)), in_allocator)
+    found = gaps(merged(steps_us), busy)
+    others = [gap for gap in found if bisect_left(waits, gap[0]) == bisect_right(waits, gap[1])]
+    allocator, op = (length_of(common(others, place)) for place in (in_allocator, in_op))
+    whole, scale = length_of(others), 1e6 * steps
+    return Idle((length_of(found) - whole) / scale, allocator / scale, op / scale, (whole - allocator - op) / scale)
 
 
 _Launch = tuple[Any, float, float]
@@ -219,13 +293,18 @@ def _times_in(ranges: list[Any], launches: list[_Launch] | None, steps: int) -> 
 
 def _launches(spans: list[Any], device: list[Any]) -> list[_Launch]:
     """Of every device event whose launch is in the trace."""
-    places = {
+    places = _launch_places(spans)
+    launched = [(_correlation(event), float(event["dur"])) for event in device]
+    return [(*places[number], length) for number, length in launched if number is not None and number in places]
+
+
+def _launch_places(spans: list[Any]) -> dict[int, tuple[Any, float]]:
+    """Thread and moment of every launch, by the number that its device events have too."""
+    return {
         number: (event.get("tid"), float(event["ts"]))
         for event in spans
         if event.get("cat") in _LAUNCHES and (number := _correlation(event)) is not None
     }
-    launched = [(_correlation(event), float(event["dur"])) for event in device]
-    return [(*places[number], length) for number, length in launched if number is not None and number in places]
 
 
 def _correlation(event: Mapping[str, Any]) -> int | None:

@@ -129,12 +129,10 @@ class Timing(Opened):
         return {"digests": self.arena.run(arm, seeds=seeds)}
 
     def do_trace(self, *, arm: str, path: str, steps: int, by_module: bool = False) -> dict[str, Any]:
-        """One untimed, profiled pass; `by_module` names the modules of an eager arm in it."""
-        from contextlib import nullcontext
-
+        """One untimed, profiled pass; an eager arm's has ranges around the op's calls, or `by_module` modules."""
         from e2e.profile.recorder import named_modules_ranged, record
 
-        with named_modules_ranged(self.arena.program(arm)) if by_module else nullcontext():
+        with named_modules_ranged(self.arena.program(arm)) if by_module else self.arena.with_ranges(arm):
             return record(self.arena, arm, seed=self.seed, steps=steps, path=Path(path), device=self.device)
 
     def do_memory(self, *, arm: str, steps: int) -> dict[str, Any]:

@@ -489,6 +489,54 @@ class TraceRecord(Record):
     steps: int
 
 
+Cause = Literal[
+    "op",
+    "neighbours",
+    "calls",
+    "copies",
+    "fusion",
+    "algorithm",
+    "overlap",
+    "syncs",
+    "allocator",
+    "host_per_call",
+    "idle",
+    "host",
+]
+"""`op`: the op's own kernels, or its calls on a CPU. `neighbours`: what both arms run as often, longer or shorter.
+`calls`: what both run, more or less often. `copies`: copies and casts, more or fewer. `fusion`: what a compiler made
+for one arm only. `algorithm`: other kernels or operators that one arm runs only. `overlap`: what ran beside other work
+on the device. `syncs`, `allocator`, `host_per_call`, `idle`: the device ran nothing, while the host came back from a
+wait for it, was in the driver's allocator, in a call of the op, or elsewhere. `host`: on a CPU, outside operators."""
+
+
+class TraceChange(Record):
+    """One part of what the candidate's profiled step takes beyond another arm's."""
+
+    cause: Cause
+    seconds: Seconds
+    """Per step; below 0 it saves time."""
+    note: str = ""
+    """How much of what, in words."""
+
+
+class TraceDifference(Record):
+    """The candidate's profiled step beside another arm's; the changes add up to what parts the two."""
+
+    arm: str
+    """The other arm."""
+    step_s: Seconds
+    """Its profiled step: longer than one that is timed."""
+    candidate_step_s: Seconds
+    idle_ratio: Ratio | None = None
+    """Share of its step in which the device ran nothing; None without device events."""
+    candidate_idle_ratio: Ratio | None = None
+    op_s: Seconds | None = None
+    """Per step in the op at its sites; None where the trace does not show which part that is."""
+    candidate_op_s: Seconds | None = None
+    changes: list[TraceChange] = []
+
+
 class CleanTime(Record):
     """A baseline's step in a process that never held the candidate."""
 
@@ -591,6 +639,8 @@ class Evidence(Record):
     audit: Audit | None = None
     kernel_times: list[KernelTime] = []
     traces: list[TraceRecord] = []
+    trace_differences: list[TraceDifference] = []
+    """The strongest baseline and eager as shipped, each against the candidate."""
     recompiles: list[str] = []
     """Arms in which a timed segment compiled something."""
     telemetry: Telemetry = Telemetry()

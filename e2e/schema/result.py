@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from e2e.schema.evidence import Engagement, Evidence
+from e2e.schema.evidence import Cause, Engagement, Evidence
 from e2e.schema.kernel import Claim, Kernel
 from e2e.schema.policy import Policy
 from e2e.schema.record import Record
@@ -19,6 +19,7 @@ from e2e.schema.workload import Cell, Workload
 from e2e.units import Ratio, Seconds
 
 Standing = Literal["wins", "loses", "neither", "unknown"]
+AttributedTo = Cause | Literal["promised", "unplaced", "plumbing", "clocks", "unexplained"]
 SCHEMA = "e2e.result/1"
 METHOD = "2"
 """Version of measuring and deciding; evidence of another version is stale."""
@@ -68,6 +69,9 @@ class AttributionLine(Record):
 
     what: str
     microseconds_per_step: float
+    cause: AttributedTo | None = None
+    """`promised`: what the op's times alone say. `unplaced`: of that, what sites without the kernel cannot give.
+    `plumbing`: e2e's own work around each call. `clocks`: the device ran slower or faster in this arm's segments."""
 
 
 class ErrorRecord(Record):
