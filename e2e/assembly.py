@@ -89,6 +89,7 @@ def assemble(
         overrides=loaded.workload.overrides,
         policy_overrides=loaded.policy_overrides,
         repeats=loaded.request.repeat.run.run_id if loaded.request.repeat else None,
+        again=loaded.request.again.run.run_id if loaded.request.again else None,
         seed=loaded.seed,
         environment=environment(loaded, evidence),
         unseen=evidence.unseen if evidence else [],

@@ -114,9 +114,12 @@ def validate(
     workers: Annotated[
         int | None, typer.Option(metavar="N", help="Worker processes of the repeat, planned beforehand; 5 to 200.")
     ] = None,
+    again: Annotated[
+        str | None, typer.Option(metavar="RUN", help="That run's kernel, workload and policy, in today's environment.")
+    ] = None,
 ) -> int:
     """Does the kernel's win survive the workload?"""
-    request = _request(context)  # reads all the rest from the context, as `--repeat` lays two commands together
+    request = _request(context)  # reads all the rest from the context, as `--repeat` and `--again` lay two together
     from e2e.pipeline import validate as run_validation
     from e2e.progress import Several, events_to, for_people
 
@@ -424,24 +427,26 @@ def list_(
     return 0
 
 
-_WITH_REPEAT = {"repeat", "workers", "budget", "out", "as_json", "events", "trace"}
-"""What may be typed beside `--repeat`: anything else would make it another question."""
+_BESIDE = {"budget", "out", "as_json", "events", "trace"}
+"""What may be typed beside `--repeat` and `--again`: anything else would make it another question."""
 
 
 def _request(context: typer.Context) -> Request:
-    """What was typed; for `--repeat` what was typed for that run, but for its size and where things go.
+    """What was typed; of a stored run to be made once more what was typed for that, but for where things go.
 
     Raises:
-        UsageError: something is missing, or beside `--repeat` something is too much.
+        UsageError: something is missing, or beside `--repeat` or `--again` something is too much.
     """
-    asked, repeat = context.params, None
-    if asked["repeat"] is not None or asked["workers"] is not None:
-        asked, repeat = _repeated(context)
+    from e2e.request import Again, Repeat, Request
+    from e2e.store import find
+
+    asked, stored = context.params, None
+    if any(asked[name] is not None for name in ("repeat", "workers", "again")):
+        asked, stored = _once_more(context)
     if not asked["kernel"] or asked["workload"] is None:
         missing = "option '--kernel'" if not asked["kernel"] else "argument 'WORKLOAD'"
         raise UsageError(f"Missing {missing} (see `e2e validate --help`)")
-    from e2e.request import Repeat, Request
-
+    is_again = context.params["again"] is not None
     return Request(
         workload=asked["workload"],
         kernels=tuple(asked["kernel"]),
@@ -454,31 +459,35 @@ def _request(context: typer.Context) -> Request:
         seed=asked["seed"],
         out=Path(asked["out"]),
         traces=asked["trace"],
-        repeat=Repeat(repeat, asked["workers"]) if repeat else None,
+        repeat=Repeat(stored, asked["workers"]) if stored and not is_again else None,
+        again=Again(stored, find(context.params["again"])) if stored and is_again else None,
         command=("e2e", *context.obj),
     )
 
 
-def _repeated(context: typer.Context) -> tuple[dict[str, Any], Result]:
+def _once_more(context: typer.Context) -> tuple[dict[str, Any], Result]:
     """The options of a stored run under those that were typed now, and the run."""
     from e2e.store import load
 
     sources = {name: context.get_parameter_source(name) for name in context.params}
     given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
-    if not {"repeat", "workers"} <= given:
+    how = {"again"} if "again" in given else {"repeat", "workers"}
+    if not how <= given:
         raise UsageError("--repeat RUN and --workers N go together: a run to repeat, and in what size")
-    if given - _WITH_REPEAT:
+    if given - how - _BESIDE:
+        option = f"--{min(how)}"
+        only = "--workers, " if "workers" in how else ""
         raise UsageError(
-            "--repeat takes workload, kernel, policy and options from the stored run; beside it only --workers, "
+            f"{option} takes workload, kernel, policy and options from the stored run; beside it only {only}"
             "--budget, --out, --json, --events and --no-trace may be given"
         )
-    repeat = load(context.params["repeat"])
-    fresh = {"until": Stage.VERDICT, "budget": None, "seed": None}
-    return {**_typed_for(repeat), **fresh, **{name: context.params[name] for name in given}}, repeat
+    stored = load(context.params[min(how)])
+    fresh = {"budget": None, "seed": None} | ({} if "again" in how else {"until": Stage.VERDICT})
+    return {**_typed_for(stored), **fresh, **{name: context.params[name] for name in given}}, stored
 
 
 def _typed_for(stored: Result) -> dict[str, Any]:
-    """The options that a run was started with; those of the first one for the repeat of a repeat."""
+    """The options that a run was started with; those of the first one where it was itself one once more."""
     from e2e.store import load
 
     command = typer.main.get_command(app).commands["validate"]  # type: ignore[attr-defined]
@@ -488,7 +497,8 @@ def _typed_for(stored: Result) -> dict[str, Any]:
         asked = command.make_context("validate", stored.command[2:], obj=()).params
     except (typer.TyperException, typer.Exit) as error:
         raise StoredRunError(f"the command of run {stored.run_id} cannot be read: {error}") from error
-    return asked if asked["repeat"] is None else _typed_for(load(asked["repeat"]))
+    first = asked["repeat"] or asked["again"]
+    return asked if first is None else _typed_for(load(first))
 
 
 def run(arguments: Sequence[str]) -> int:

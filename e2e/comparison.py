@@ -88,10 +88,11 @@ def _question(environment: Sequence[str], kernels: Sequence[str]) -> str:
 
 def _barriers(first: Result, second: Result) -> list[str]:
     found = []
+    is_again = second.again == first.run_id or first.again == second.run_id
     for run in (first, second):
         if run.error is not None:
             found.append(f"{run.run_id} ended early")
-        elif not any(cell.verdict.latency.against for cell in run.cells):
+        elif not is_again and not any(cell.verdict.latency.against for cell in run.cells):
             found.append(f"{run.run_id} has no timed verdict")
     if first.method != second.method:
         found.append(f"measured by method {first.method} and {second.method}")
@@ -153,9 +154,8 @@ def _findings(a: CellResult, b: CellResult, *, is_many: bool, one_kernel: bool) 
     """In sentences, as people ask: PyTorch, the kernel, and what that does to the ratio."""
     prefix = f"{a.cell.title}: " if is_many else ""
     rows = _opponents(a, b)
-    for mine, theirs in rows[:1]:
-        change = _step_change(a, b, mine.arm, theirs.arm)
-        yield f"{prefix}{opponent(mine.opponent)} ({_arms(mine.arm, theirs.arm)}) {_said(change)}"
+    for name, first, second in _opposing_arms(a, b)[:1]:
+        yield f"{prefix}{opponent(name)} ({_arms(first, second)}) {_said(_step_change(a, b, first, second))}"
     if a.evidence.candidate is not None and b.evidence.candidate is not None:
         change = _step_change(a, b, a.evidence.candidate, b.evidence.candidate)
         what = "the step with the kernel" if one_kernel else "the step with B's kernel instead of A's"
@@ -163,6 +163,13 @@ def _findings(a: CellResult, b: CellResult, *, is_many: bool, one_kernel: bool) 
     for mine, theirs in rows[:1]:
         word = _shown(_ratio_change(mine.speedup, theirs.speedup))
         yield f"{prefix}the ratio went from {estimate(mine.speedup)} to {estimate(theirs.speedup)}: {word}"
+
+
+def _opposing_arms(a: CellResult, b: CellResult) -> list[tuple[str, str, str]]:
+    """Opponent, and its arm in both runs; where one run ended before a verdict the arms that its pilot chose."""
+    rows = [(mine.opponent, mine.arm, theirs.arm) for mine, theirs in _opponents(a, b)]
+    first, second = a.evidence.baseline, b.evidence.baseline
+    return rows or ([("best_pytorch", first, second)] if first is not None and second is not None else [])
 
 
 def _said(change: _Change | None) -> str:
@@ -207,11 +214,12 @@ def _step_change(a: CellResult, b: CellResult, first: str, second: str) -> _Chan
 
 
 def _log_steps(evidence: Evidence, name: str) -> list[float]:
-    workers: dict[int, list[float]] = {}
+    """Of every worker process: of the verdict's, or, where there was none, of those that found the ceiling."""
+    workers: dict[str, dict[int, list[float]]] = {"verdict": {}, "ceiling": {}, "pilot": {}}
     for segment in evidence.segments:
-        if segment.phase == "verdict" and segment.arm == name and segment.seconds > 0 and segment.steps > 0:
-            workers.setdefault(segment.worker, []).append(segment.seconds / segment.steps)
-    return [math.log(median(values)) for values in workers.values()]
+        if segment.arm == name and segment.seconds > 0 and segment.steps > 0:
+            workers[segment.phase].setdefault(segment.worker, []).append(segment.seconds / segment.steps)
+    return [math.log(median(values)) for values in (workers["verdict"] or workers["ceiling"]).values()]
 
 
 def _squared_error(values: Sequence[float]) -> float | None:
@@ -257,15 +265,17 @@ def _section(a: CellResult, b: CellResult, *, many: bool) -> Section:
 
 def _step_rows(a: CellResult, b: CellResult) -> Iterator[tuple[str, ...]]:
     """Every opponent that both runs timed, then the two candidates."""
-    pairs = _opponents(a, b)
-    for mine, theirs in pairs:
-        steps = duration(mine.arm_step_s), duration(theirs.arm_step_s)
-        yield f"step: {_arms(mine.arm, theirs.arm)}", *steps, _short(_step_change(a, b, mine.arm, theirs.arm))
-    first, second = a.evidence.candidate, b.evidence.candidate
-    if pairs and first is not None and second is not None:
-        mine, theirs = pairs[0]
-        steps = duration(mine.candidate_step_s), duration(theirs.candidate_step_s)
-        yield f"step: kernel, {_arms(first, second)}", *steps, _short(_step_change(a, b, first, second))
+    rows = [(_arms(first, second), first, second) for _, first, second in _opposing_arms(a, b)]
+    mine, theirs = a.evidence.candidate, b.evidence.candidate
+    rows += [(f"kernel, {_arms(mine, theirs)}", mine, theirs)] if mine is not None and theirs is not None else []
+    for title, first, second in rows:
+        steps = duration(_step_s(a.evidence, first)), duration(_step_s(b.evidence, second))
+        yield f"step: {title}", *steps, _short(_step_change(a, b, first, second))
+
+
+def _step_s(evidence: Evidence, name: str) -> float | None:
+    found = _log_steps(evidence, name)
+    return math.exp(math.fsum(found) / len(found)) if found else None
 
 
 def _short(change: _Change | None) -> str:

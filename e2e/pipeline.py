@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from e2e import assembly, attempts, registry, store
+from e2e.again import kernels_of, workload_of
 from e2e.arm_names import ADOPTED, is_adopted
 from e2e.builders._flags import stated_architectures
 from e2e.builders.planted import REFERENCE
@@ -104,7 +105,11 @@ def load(request: Request) -> Loaded:
     """Read and cross-check everything before the device is touched."""
     check_places(request.workload, request.kernels)
     workload = load_workload(request.workload, request.overrides)
-    kernels = tuple(read_kernel(spec, op=request.op) for spec in request.kernels)
+    if request.again is None:
+        kernels = tuple(read_kernel(spec, op=request.op) for spec in request.kernels)
+    else:
+        workload = workload_of(request.again, workload)
+        kernels = tuple(kernels_of(request.again, request.op))
     check_together(kernels, op=request.op)
     check_task(workload)
     for kernel in kernels:

@@ -26,6 +26,15 @@ class Repeat:
 
 
 @dataclass(frozen=True)
+class Again:
+    """A stored run whose kernel, workload and policy are measured in today's environment."""
+
+    run: Result
+    folder: Path
+    """Where it is stored, with its kernel's sources."""
+
+
+@dataclass(frozen=True)
 class Request:
     """One call of `e2e validate`."""
 
@@ -41,6 +50,7 @@ class Request:
     out: Path = Path("results")
     traces: bool = True
     repeat: Repeat | None = None
+    again: Again | None = None
     command: tuple[str, ...] = ()
 
 
@@ -74,13 +84,15 @@ class Loaded:
 def policy_of(request: Request, workload: LoadedWorkload) -> tuple[Policy, dict[str, Any]]:
     """The policy to run under, and what it would say by itself where the command line says otherwise.
 
-    A repeat has the stored run's, with one look at the number of workers asked for.
+    A repeat has the stored run's, with one look at the number of workers asked for; a run made again has just that.
 
     Raises:
         UsageError: no such policy, fields that do not fit, or a run that stored none.
     """
     if request.repeat is not None:
         policy, own = _presized(request.repeat)
+    elif request.again is not None:
+        policy, own = _stored(request.again.run)
     else:
         policy = load_policy(request.policy, workload=workload)
         usual = workload.workload.policy or DEFAULT_POLICY
@@ -94,12 +106,21 @@ def policy_of(request: Request, workload: LoadedWorkload) -> tuple[Policy, dict[
 
 def _presized(repeat: Repeat) -> tuple[Policy, dict[str, Any]]:
     """The stored run's policy in the new size, and what that policy's file says."""
-    stored = repeat.run.policy
-    if stored is None:
-        raise UsageError(f"run {repeat.run.run_id} stored no policy, so it cannot be repeated")
+    stored, own = _stored(repeat.run)
     sizes = [sizing.repeat_seconds(cell.evidence, stored, workers=repeat.workers) for cell in repeat.run.cells]
     policy = sizing.presized(stored, workers=repeat.workers, budget_s=max(sizes))
-    return policy, {**_changeable(stored), **repeat.run.policy_overrides}
+    return policy, own
+
+
+def _stored(run: Result) -> tuple[Policy, dict[str, Any]]:
+    """A stored run's policy, and what that policy's file says.
+
+    Raises:
+        UsageError: it stored none.
+    """
+    if run.policy is None:
+        raise UsageError(f"run {run.run_id} stored no policy, so it cannot be repeated")
+    return run.policy, {**_changeable(run.policy), **run.policy_overrides}
 
 
 def _changeable(policy: Policy) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from e2e.schema.verdict import Reason
 from e2e.schema.words import Outcome, ReasonCode, Stage
 from e2e.signing import sentences
 from e2e.story_details import (
-    attribution_sections,
+    attribution_section,
     block_sections,
+    deciding_row,
     environment_section,
     mutants_section,
     numerics_section,
@@ -179,6 +180,8 @@ def _marks(result: Result) -> tuple[str, ...]:
         marks.append(clean(f"Chosen on the command line: {', '.join(chosen)}"))
     if result.repeats is not None:
         marks.append(clean(f"Repeats {result.repeats} in a size planned beforehand; the two are never merged."))
+    if result.again is not None:
+        marks.append(clean(f"Measures {result.again} again in today's environment; `e2e compare` says what moved."))
     if result.attempts is not None and result.attempts.number > 1:
         marks.append(_attempt(result, result.attempts))
     if result.outcome is not None and result.stage is not None and result.stage is not Stage.VERDICT:
@@ -238,13 +241,16 @@ def _sections(result: Result, deciding: CellResult | None, *, is_full: bool) -> 
     ordered = sorted(result.cells, key=lambda cell: cell is not deciding)
     for cell in ordered:
         prefix = f"{cell.cell.title}: " if many else ""
+        main = deciding_row(cell, result.policy)
         speed, evidence = first_sections(result, cell, prefix, is_deciding=cell is deciding)
         own = [speed]
         if is_full:
-            own += [win_section(result, cell, prefix), *attribution_sections(cell, prefix)]
+            own += [win_section(result, cell, prefix)]
+            own += [attribution_section(cell, row, prefix) for row in cell.verdict.latency.against]
             own += block_sections(cell, result.policy, prefix)
         own += [evidence]
         own += [kernels_section(result), next_section(result)] if cell is deciding else []
+        own += [] if is_full or main is None else [attribution_section(cell, main, prefix)]
         own += detail_sections(cell, prefix)
         own += _evidence_in_full(cell, prefix) if is_full else []
         sections += own if cell is deciding else [replace(section, cell=cell.cell.title) for section in own]

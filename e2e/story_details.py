@@ -11,16 +11,17 @@ from typing import Any
 from e2e import stats
 from e2e.attribution import attribution
 from e2e.figures import Chart, Ink, Line, Mark, Strip, error_axis, level_axis, ratio_axis
-from e2e.schema.evidence import Engagement, OpCheck, Segment
+from e2e.schema.evidence import Engagement, Evidence, OpCheck, Segment
 from e2e.schema.policy import Policy
 from e2e.schema.result import CellResult, Result
 from e2e.schema.verdict import Against
 from e2e.story_sections import Section, Table
-from e2e.wording import ABSENT, arm, clean, count, duration, ratio, small
+from e2e.wording import ABSENT, arm, clean, count, duration, percent, ratio, small
 
 _BLOCKS_SHOWN = 200
 _INPUTS_UNFOLDED = 16
 _LABEL = 70
+_CAUSE = 200
 _MICRO = 1e6
 _IN_THE_STEP = "what the op costs in the step and not alone (caches, neighbours, launches)"
 
@@ -54,29 +55,48 @@ def win_section(result: Result, cell: CellResult, prefix: str) -> Section:
     return Section(f"{prefix}From the op alone to the step", table)
 
 
-def attribution_sections(cell: CellResult, prefix: str) -> Iterator[Section]:
-    """For every opponent of which it can be said: what the op alone promises, and what the step shows of it."""
-    for row in cell.verdict.latency.against:
-        lines = attribution(cell.evidence, row)
-        if not lines:
-            continue
-        rows, marks, at = [], [], 0.0
-        for line in lines:
-            change = line.microseconds_per_step
-            ink: Ink = "control" if line.cause == "unexplained" else "good" if change < 0 else "bad"
-            rows.append((line.what, f"{change:+,.1f} us"))
-            marks.append((Mark("bar", at + change, ink, lower=at),))
-            at += change
-        rows.append(("the step", f"{at:+,.1f} us"))
-        marks.append((Mark("bar", at, "kernel", lower=0.0),))
-        ends = [mark.value for own in marks for mark in own]
-        axis = level_axis(ends, lambda value: f"{value:+,.0f}", guides=((0.0, "0 us"),))
-        strip = Strip("change of the step, from the op alone to what was observed", axis, tuple(marks))
-        table = Table(("part", "change of the step"), tuple(rows), strip)
-        bounds = (row.speedup.upper_bound, row.speedup.lower_bound)
-        low, high = (_MICRO * row.arm_step_s * (1 / bound - 1) for bound in bounds)
-        said = f"interval of the step's change: {low:+,.0f} to {high:+,.0f} us; {_IN_THE_STEP} is unexplained"
-        yield Section(f"{prefix}Where it went, against {arm(row.arm)}", table, lines=(said,))
+def attribution_section(cell: CellResult, row: Against, prefix: str) -> Section:
+    """Why the step changed by what it did against that opponent: microseconds, line by line."""
+    lines = attribution(cell.evidence, row)
+    if not lines:
+        return Section("")
+    rows, marks, at = [], [], 0.0
+    for line in lines:
+        change = line.microseconds_per_step
+        ink: Ink = "control" if line.cause == "unexplained" else "good" if change < 0 else "bad"
+        rows.append((clean(line.what, _CAUSE), f"{change:+,.1f} us"))
+        marks.append((Mark("bar", at + change, ink, lower=at),))
+        at += change
+    rows.append(("the step", f"{at:+,.1f} us"))
+    marks.append((Mark("bar", at, "kernel", lower=0.0),))
+    ends = [mark.value for own in marks for mark in own]
+    axis = level_axis(ends, lambda value: f"{value:+,.0f}", guides=((0.0, "0 us"),))
+    strip = Strip("change of the step, from the op alone to what was observed", axis, tuple(marks))
+    table = Table(("part", "change of the step"), tuple(rows), strip)
+    bounds = (row.speedup.upper_bound, row.speedup.lower_bound)
+    low, high = (_MICRO * row.arm_step_s * (1 / bound - 1) for bound in bounds)
+    said = f"interval of the step's change: {low:+,.0f} to {high:+,.0f} us"
+    return Section(
+        f"{prefix}Where it went, against {arm(row.arm)}", table, lines=(said, *_traced(cell.evidence, row.arm))
+    )
+
+
+def _traced(evidence: Evidence, name: str) -> Iterator[str]:
+    """What the lines rest on, and what that cannot show."""
+    seen = next((item for item in evidence.trace_differences if item.arm == name), None)
+    if seen is None:
+        yield f"{_IN_THE_STEP} is unexplained"
+        return
+    steps = (duration(seen.candidate_step_s), duration(seen.step_s))
+    yield f"from profiled steps of {steps[0]} and {steps[1]} (without the kernel); what profiling adds is unexplained"
+    if seen.op_s is not None and seen.candidate_op_s is not None:
+        mine, theirs = (
+            f"{duration(op_s, digits=3)} ({percent(op_s / step_s, digits=2)} of it)"
+            for op_s, step_s in ((seen.candidate_op_s, seen.candidate_step_s), (seen.op_s, seen.step_s))
+        )
+        yield f"in them the op takes {mine}, and {theirs} without the kernel"
+    elif not any(change.cause == "op" for change in seen.changes):
+        yield "the traces do not show which part of the step is the op"
 
 
 # ---- Blocks
@@ -84,7 +104,7 @@ def attribution_sections(cell: CellResult, prefix: str) -> Iterator[Section]:
 
 def block_sections(cell: CellResult, policy: Policy | None, prefix: str) -> Iterator[Section]:
     """The deciding comparison, block by block, as a ratio and as the times behind it; then every block's numbers."""
-    row, mine = _deciding(cell, policy), cell.evidence.candidate
+    row, mine = deciding_row(cell, policy), cell.evidence.candidate
     if row is None or mine is None:
         return
     whole = [segment for segment in cell.evidence.segments if segment.seconds > 0 and segment.steps > 0]
@@ -111,7 +131,8 @@ def block_sections(cell: CellResult, policy: Policy | None, prefix: str) -> Iter
     yield Section(f"{prefix}Every block", _every_block(blocks, row.arm, mine), figure=steps, is_folded=True)
 
 
-def _deciding(cell: CellResult, policy: Policy | None) -> Against | None:
+def deciding_row(cell: CellResult, policy: Policy | None) -> Against | None:
+    """The comparison that the outcome rests on; the first one where none is named."""
     rows = cell.verdict.latency.against
     decides = policy.decides if policy else None
     return next((row for row in rows if row.opponent == decides), rows[0] if rows else None)

@@ -187,6 +187,8 @@ class Result(Record):
     """None when they could not be counted, no verdict was asked for, or the run ended early."""
     repeats: str | None = None
     """Id of the INCONCLUSIVE run that this one repeats; the two are never merged."""
+    again: str | None = None
+    """Id of the run whose kernel, workload and policy this one measures in another environment."""
     method: str = METHOD
     seed: int
     environment: dict[str, Any]

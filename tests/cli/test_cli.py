@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from e2e import attempts, pipeline, profile_store, store
 from e2e.cli import _request, app, run
-from e2e.request import Request
+from e2e.request import Loaded, Request
 from e2e.schema.result import METHOD
 from e2e.schema.words import Outcome, Stage
 from tests import profiles, results
@@ -86,7 +86,7 @@ def test_only_the_flags_of_this_version_exist() -> None:
     shown = CliRunner().invoke(app, ["validate", "--help"], env={"COLUMNS": "200"}).stdout
     flags = {
         "--budget", "--device", "--events", "--help", "--json", "--kernel", "--no-trace", "--op", "--out",
-        "--policy", "--repeat", "--seed", "--set", "--trace", "--until", "--workers",
+        "--again", "--policy", "--repeat", "--seed", "--set", "--trace", "--until", "--workers",
     }  # fmt: skip
     assert flags == set(re.findall(r"--[a-z-]+", shown))
 
@@ -667,6 +667,80 @@ def test_a_repeat_of_a_kernel_that_was_changed_or_moved_is_refused(
     kernel.unlink()
     assert run(["validate", "--repeat", str(built), "--workers", "9"]) == 2
     assert "no such file" in capsys.readouterr().err
+
+
+# ---- Again
+
+
+def requested(*typed: str) -> Loaded:
+    command = typer.main.get_command(app).commands["validate"]  # type: ignore[attr-defined]
+    return pipeline.load(_request(command.make_context("validate", list(typed), obj=("validate", *typed))))
+
+
+def test_again_is_the_same_kernel_workload_and_policy_with_a_fresh_seed(built: Path) -> None:
+    first = store.load(built)
+    loaded = requested("--again", str(built))
+    assert (loaded.workload.workload, loaded.policy, loaded.kernels) == (
+        first.workload,
+        first.policy,
+        (first.kernels[0],),
+    )
+    assert (loaded.request.until, loaded.request.op) == (Stage.BUILD, "rms_norm")
+    assert loaded.seed != first.seed
+    assert not loaded.policy_overrides
+
+
+def test_again_has_the_policy_of_then_whatever_its_file_says_now(built: Path) -> None:
+    first = store.load(built)
+    assert first.policy is not None
+    store.Run(built).finish(first.model_copy(update={"policy": first.policy.model_copy(update={"margin": 0.03})}))
+    assert requested("--again", str(built)).policy.margin == 0.03
+
+
+def test_again_has_the_workload_of_then_whatever_its_file_says_now(built: Path) -> None:
+    first = store.load(built)
+    assert first.workload is not None
+    environment = {**first.environment, "workload_sha256": "0" * 64}
+    then = first.workload.model_copy(update={"name": "as-it-was"})
+    store.Run(built).finish(first.model_copy(update={"workload": then, "environment": environment}))
+    loaded = requested("--again", str(built))
+    assert (loaded.workload.workload.name, loaded.workload.sha256) == ("as-it-was", "0" * 64)
+
+
+def test_again_takes_the_stored_sources_where_the_kernel_was_changed_or_moved(built: Path) -> None:
+    kernel, first = built.parent.parent / "plain_norm.py", store.load(built).kernels[0]
+    kernel.write_text(kernel.read_text() + "\n# faster\n")
+    (changed,) = requested("--again", str(built)).kernels
+    kernel.unlink()
+    (moved,) = requested("--again", str(built)).kernels
+    assert (changed.sha256, changed.spec) == (moved.sha256, moved.spec) == (first.sha256, first.spec)
+    assert changed.path == str(built / "kernel" / "plain_norm.py")
+
+
+def test_again_without_the_kernel_as_it_was_is_refused(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (built.parent.parent / "plain_norm.py").unlink()
+    (built / "kernel" / "plain_norm.py").write_text("# another\n")
+    assert run(["validate", "--again", str(built)]) == 2
+    assert "has changed since run" in capsys.readouterr().err
+
+
+def test_again_is_linked_to_its_first_run(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["validate", "--again", str(built), "--out", str(built.parent), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["again"] == built.name
+    second = built.parent / told["run_id"]
+    assert requested("--again", str(second)).request.op == "rms_norm", "again and again"
+    assert run(["report", str(second)]) == 0
+    assert f"Measures {built.name} again in today's environment" in capsys.readouterr().out
+
+
+def test_what_would_make_again_another_question_is_refused(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["validate", "--again", str(built), "--policy", "demo"]) == 2
+    assert "--again takes workload, kernel, policy and options from the stored run; beside it only --budget" in (
+        capsys.readouterr().err
+    )
+    assert run(["validate", "--again", str(built), "--repeat", str(built), "--workers", "9"]) == 2
+    capsys.readouterr()
 
 
 @pytest.mark.parametrize(

@@ -129,3 +129,35 @@ def test_both_verdicts_and_every_figure_are_in_the_tables() -> None:
     for words in ("A  2026-11-30T12:00", "second", "ratio: identical code", "peak memory: kernel", "5.23 GiB"):
         assert words in text
     assert ReasonCode.MATCHED_BY_PYTORCH not in text
+
+
+# ---- A run made again
+
+
+def ended_before_a_verdict(**changes: object) -> Result:
+    """A screen that found no headroom: no interval, and ceiling workers alone."""
+    told = results.verdict()
+    bare = told.model_copy(update={"latency": told.latency.model_copy(update={"against": []})})
+    kept = [segment for segment in results.segments() if segment.phase == "ceiling"]
+    cell = CellResult(cell=results.cell(), evidence=results.evidence(segments=kept), verdict=bare)
+    return run(cells=[cell], environment=newer(torch="2.12.0"), **changes)
+
+
+def test_a_run_made_again_is_compared_although_one_of_the_two_ended_before_a_verdict() -> None:
+    first = results.result()
+    assert "second has no timed verdict" in refusal(first, ended_before_a_verdict())
+    story = compare(first, ended_before_a_verdict(again=first.run_id))
+    assert ("differs: torch 2.11.0 -> 2.12.0",) == story.marks
+    pytorch, kernel = story.reasons
+    assert pytorch.startswith("the strongest PyTorch path (eager with F.rms_norm) shows no difference")
+    assert "the step with the kernel (eager) has no times in both runs" == kernel
+    shown = " ".join(printed(story).split())
+    assert "step: eager with F.rms_norm 71.28 ms 71.28 ms no difference shown" in shown
+    assert "step: kernel, eager 71.27 ms - -" in shown
+
+
+def test_a_run_made_again_still_has_to_be_the_same_kernel_in_the_same_workload() -> None:
+    first = results.result()
+    other = results.kernel().model_copy(update={"sha256": "1" * 64})
+    later = run(again=first.run_id, kernels=[other], environment=newer(torch="2.12.0"))
+    assert "both kernel and environment differ" in refusal(first, later)
