@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from e2e import wording
 from e2e.arm_names import ArmName, alternative_for
-from e2e.schema.evidence import Cause, Evidence, Isolated, Segment, TraceChange, TraceDifference
+from e2e.schema.evidence import Cause, Evidence, Isolated, Segment, TraceDifference
 from e2e.schema.result import AttributedTo, AttributionLine
 from e2e.schema.verdict import Against
 from e2e.schema.words import Mode
@@ -46,6 +46,7 @@ class _Part:
     what: str
     seconds: Seconds
     cause: AttributedTo
+    note: str = ""
 
 
 def attribution(evidence: Evidence, row: Against | None) -> list[AttributionLine]:
@@ -66,7 +67,8 @@ def attribution(evidence: Evidence, row: Against | None) -> list[AttributionLine
     left = observed - math.fsum(part.seconds for part in parts)
     parts.append(_Part("unexplained", left, "unexplained"))
     return [
-        AttributionLine(what=part.what, microseconds_per_step=_MICRO * part.seconds, cause=part.cause) for part in parts
+        AttributionLine(what=part.what, microseconds_per_step=_MICRO * part.seconds, cause=part.cause, note=part.note)
+        for part in parts
     ]
 
 
@@ -126,25 +128,22 @@ def _shown(seen: TraceDifference, promised: list[_Part], evidence: Evidence) -> 
         "host": math.fsum(part.seconds for part in promised if part.cause == "plumbing"),
     }
     for change in seen.changes:
-        what = _WHAT[change.cause]
+        what, notes = _WHAT[change.cause], [change.note]
         if change.cause == "op" and promised:
             what = "the op in the step beside the op alone (caches, launches)"
         if change.cause == "idle" and (shares := _launch_bound(seen)):
-            what = f"launch-bound: {what} ({shares})"
-        if change.cause == "fusion" and (regions := _regions(evidence, seen.arm)):
-            what += f" ({regions})"
-        yield _Part(_with_note(what, change), change.seconds - known.get(change.cause, 0.0), change.cause)
-
-
-def _with_note(what: str, change: TraceChange) -> str:
-    return f"{what}: {change.note}" if change.note else what
+            what, notes = f"launch-bound: {what}", [shares, *notes]
+        if change.cause == "fusion":
+            notes = [_regions(evidence, seen.arm), *notes]
+        note = "; ".join(filter(None, notes))
+        yield _Part(what, change.seconds - known.get(change.cause, 0.0), change.cause, note)
 
 
 def _launch_bound(seen: TraceDifference) -> str:
     theirs, mine = seen.idle_ratio, seen.candidate_idle_ratio
     if theirs is None or mine is None or min(theirs, mine) < _IDLE:
         return ""
-    return f"{wording.percent(mine, digits=2)} of the step, {wording.percent(theirs, digits=2)} without the kernel"
+    return f"idle {wording.percent(mine, digits=2)} of the step, {wording.percent(theirs, digits=2)} without the kernel"
 
 
 def _regions(evidence: Evidence, name: str) -> str:
@@ -164,7 +163,8 @@ def _clocks(evidence: Evidence, row: Against) -> Iterator[_Part]:
     change = mine / theirs - 1
     if abs(change) >= _CLOCK:
         busy: Ratio = 1.0 if evidence.device.busy_ratio is None else evidence.device.busy_ratio
-        yield _Part(f"the device's clock: {100 * change:+.2f} %", -change * busy * row.candidate_step_s, "clocks")
+        seconds = -change * busy * row.candidate_step_s
+        yield _Part("the device's clock", seconds, "clocks", f"{100 * change:+.2f} %")
 
 
 def _mean_clock(segments: list[Segment], arm: str) -> float | None:

@@ -21,7 +21,7 @@ from e2e.wording import ABSENT, arm, clean, count, duration, percent, ratio, sma
 _BLOCKS_SHOWN = 200
 _INPUTS_UNFOLDED = 16
 _LABEL = 70
-_CAUSE = 200
+_NOTE = 120
 _MICRO = 1e6
 _IN_THE_STEP = "what the op costs in the step and not alone (caches, neighbours, launches)"
 
@@ -64,15 +64,15 @@ def attribution_section(cell: CellResult, row: Against, prefix: str) -> Section:
     for line in lines:
         change = line.microseconds_per_step
         ink: Ink = "control" if line.cause == "unexplained" else "good" if change < 0 else "bad"
-        rows.append((clean(line.what, _CAUSE), f"{change:+,.1f} us"))
+        rows.append((clean(line.what, _LABEL), f"{change:+,.1f} us", clean(line.note, _NOTE)))
         marks.append((Mark("bar", at + change, ink, lower=at),))
         at += change
-    rows.append(("the step", f"{at:+,.1f} us"))
+    rows.append(("the step", f"{at:+,.1f} us", ""))
     marks.append((Mark("bar", at, "kernel", lower=0.0),))
     ends = [mark.value for own in marks for mark in own]
     axis = level_axis(ends, lambda value: f"{value:+,.0f}", guides=((0.0, "0 us"),))
     strip = Strip("change of the step, from the op alone to what was observed", axis, tuple(marks))
-    table = Table(("part", "change of the step"), tuple(rows), strip)
+    table = Table(("part", "change of the step", ""), tuple(rows), strip)
     bounds = (row.speedup.upper_bound, row.speedup.lower_bound)
     low, high = (_MICRO * row.arm_step_s * (1 / bound - 1) for bound in bounds)
     said = f"interval of the step's change: {low:+,.0f} to {high:+,.0f} us"

@@ -69,6 +69,8 @@ class AttributionLine(Record):
 
     what: str
     microseconds_per_step: float
+    note: str = ""
+    """How much of what, in words."""
     cause: AttributedTo | None = None
     """`promised`: what the op's times alone say. `unplaced`: of that, what sites without the kernel cannot give.
     `plumbing`: e2e's own work around each call. `clocks`: the device ran slower or faster in this arm's segments."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from e2e.operators import Interception
 from e2e.ops.rms_norm import RmsNorm
 from e2e.ops.silu_mul import SiluMul
 from e2e.profile import timeline
+from e2e.profile.causes import difference_of
 from e2e.profile.recorder import named_modules_ranged, record
 from e2e.schema.words import Mode
 from e2e.schema.workload import cells_of
@@ -570,6 +572,51 @@ def test_a_trace_by_module_names_every_module_and_leaves_no_hook(session: Any, t
     assert all(item.own_s >= -1e-9 and item.total_s <= whole.total_s for item in found.modules.values())
     assert sum(item.own_s for item in found.modules.values()) == pytest.approx(whole.total_s)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in program.modules())
+
+
+def traced(arena: Arena, arm: str, folder: Path) -> timeline.Timeline:
+    with arena.with_ranges(arm):
+        record(arena, arm, seed=7, steps=2, path=folder / "raw.json", device="cpu")
+    return timeline.store(folder / "raw.json", folder / "traces", arm=arm, steps=2)
+
+
+@pytest.mark.parametrize("arm", [EAGER, "baseline:eager+F.rms_norm", CANDIDATE])
+def test_a_trace_of_an_eager_arm_has_a_range_around_every_call_of_the_op(
+    session: Any, tmp_path: Path, arm: str
+) -> None:
+    arena = prepared(session, arm, kernel=Spy())
+    before = checksums(arena, arm, SEEDS)
+    program = arena.program(arm)
+    found = traced(arena, arm, tmp_path)
+    assert found.op is not None
+    assert found.step_s is not None
+    assert found.op.calls == tiny.SITES
+    assert 0 < found.op.host_s < found.step_s
+    fused = "aten::_fused_rms_norm" if "F.rms_norm" in arm else "aten::rsqrt"
+    assert fused in found.op.rows
+    assert "aten::mm" in found.rows
+    assert "aten::mm" not in found.op.rows
+    assert arena.program(arm) is program, "timed steps have no ranges"
+    assert checksums(arena, arm, SEEDS) == before
+
+
+def test_a_compiled_arms_trace_has_none(session: Any, tmp_path: Path) -> None:
+    arena = prepared(session, "baseline:compile")
+    assert traced(arena, "baseline:compile", tmp_path).op is None
+
+
+def test_a_slow_op_in_one_arm_is_found_by_the_traces_of_both(session: Any, tmp_path: Path) -> None:
+    def slow(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        time.sleep(0.004)
+        return OP.reference(x, weight, eps)
+
+    arena = prepared(session, EAGER, CANDIDATE, kernel=slow)
+    shipped, mine = (traced(arena, arm, tmp_path) for arm in (EAGER, CANDIDATE))
+    difference = difference_of(shipped, mine)
+    assert difference is not None
+    by_cause = {change.cause: change.seconds for change in difference.changes}
+    assert by_cause["op"] == pytest.approx(tiny.SITES * 0.004, rel=0.3)
+    assert max(by_cause, key=lambda cause: by_cause[cause]) == "op"
 
 
 # ---- Several kernels at once

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from e2e.profile import causes
-from e2e.profile.timeline import Timeline
+from e2e.profile import causes, timeline
+from e2e.profile.timeline import SITE, STEP, Timeline
 from e2e.schema.evidence import TraceDifference
 from tests.traces import LAUNCH_US, Tracer
+from tests.unit.test_timeline import REAL
 
 Write = Callable[[Tracer], None]
 NORM, GEMM = "norm_kernel", "nvjet_tst_128x256"
@@ -243,6 +248,59 @@ def test_whatever_two_steps_do_the_changes_add_up(
         return write
 
     found(doing(first), doing(second))
+
+
+# ---- A real trace of an H200: four steps of linear, GELU and layer norm, forward and backward
+
+LAYER_NORM = "vectorized_layer_norm_kernel"
+_STEPS = 4
+
+
+def real(change: Callable[[dict[str, Any]], dict[str, Any]] = lambda event: event) -> Timeline:
+    """The trace, changed event by event, with the ranges that a recorder would have put there."""
+    with gzip.open(REAL) as file:
+        events = [change(event) for event in json.load(file)["traceEvents"]]
+    waits = [event for event in events if event["name"] == "cudaDeviceSynchronize"][-_STEPS - 1 :]
+    ends = [event["ts"] + event["dur"] for event in waits]
+    ranges = [ranged(STEP, start, end, waits[0]["tid"]) for start, end in pairwise(ends)]
+    calls = [event for event in events if event["name"] == "aten::layer_norm"]
+    ranges += [ranged(f"{SITE}norm", e["ts"], e["ts"] + e["dur"], e["tid"]) for e in calls]
+    return timeline.read([*events, *ranges], arm="baseline:eager", steps=_STEPS, path="p")
+
+
+def ranged(name: str, start: float, end: float, tid: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": "user_annotation", "name": name, "ts": start, "dur": end - start, "pid": 1, "tid": tid}
+
+
+def test_the_op_of_a_real_trace_is_the_kernel_that_its_calls_launch() -> None:
+    seen = real()
+    assert seen.op is not None
+    assert seen.op.calls == 1
+    (name,) = seen.op.rows
+    assert LAYER_NORM in name
+    assert seen.op.rows[name] == seen.rows[name]
+    assert seen.step_s is not None and seen.busy_s is not None and seen.idle is not None
+    waited = seen.idle.syncs + seen.idle.allocator + seen.idle.op + seen.idle.other
+    assert waited == pytest.approx(seen.step_s - seen.busy_s, rel=0.01)
+    assert waited / seen.step_s > 0.5, "so small a model waits for the host"
+
+
+def test_changes_that_are_planted_in_a_real_trace_are_found() -> None:
+    def planted(event: dict[str, Any]) -> dict[str, Any]:
+        if event.get("cat") != "kernel":
+            return event
+        if LAYER_NORM in event["name"]:
+            return {**event, "name": "mine", "dur": event["dur"] - 0.5}
+        return {**event, "dur": event["dur"] + 0.25} if event["name"].startswith("nvjet") else event
+
+    before, after = real(), real(planted)
+    difference = causes.difference_of(before, after)
+    assert difference is not None
+    seen = microseconds(difference)
+    gemms = sum(calls for name, (calls, _) in before.rows.items() if name.startswith("nvjet"))
+    assert seen["op"] == pytest.approx(-0.5, abs=2e-3)
+    assert seen["neighbours"] == pytest.approx(0.25 * gemms, abs=2e-3)
+    assert "algorithm" not in seen
 
 
 # ---- On a CPU
