@@ -88,7 +88,10 @@ def _traced(evidence: Evidence, name: str) -> Iterator[str]:
         yield f"{_IN_THE_STEP} is unexplained"
         return
     steps = (duration(seen.candidate_step_s), duration(seen.step_s))
-    yield f"from profiled steps of {steps[0]} and {steps[1]} (without the kernel); what profiling adds is unexplained"
+    yield (
+        f"from profiled steps of {steps[0]} and {steps[1]} (without the kernel), which differ by up to "
+        f"{duration(seen.spread_s, digits=2)} among themselves; what profiling adds is unexplained"
+    )
     if seen.op_s is not None and seen.candidate_op_s is not None:
         mine, theirs = (
             f"{duration(op_s, digits=3)} ({percent(op_s / step_s, digits=2)} of it)"

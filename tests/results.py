@@ -255,6 +255,7 @@ def trace_differences() -> list[TraceDifference]:
             arm=name,
             step_s=71.9e-3 - sum(seconds for _, seconds, _ in found),
             candidate_step_s=71.9e-3,
+            spread_s=24e-6,
             idle_ratio=0.021,
             candidate_idle_ratio=0.022,
             op_s=op_s[name],

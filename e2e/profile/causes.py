@@ -60,6 +60,7 @@ def difference_of(arm: Timeline, candidate: Timeline, *, kernels: Collection[str
         arm=arm.record.arm,
         step_s=arm.step_s,
         candidate_step_s=candidate.step_s,
+        spread_s=max(arm.spread_s, candidate.spread_s),
         idle_ratio=_idle_ratio(arm),
         candidate_idle_ratio=_idle_ratio(candidate),
         op_s=_op_s(arm),

@@ -89,6 +89,8 @@ class Timeline:
     """By qualified name and class, where the trace has their ranges; empty where nothing can be said of them."""
     step_s: Seconds | None = None
     """A profiled step, from the ranges around them; None where the trace has none."""
+    spread_s: Seconds = 0.0
+    """From the shortest of them to the longest."""
     op: OpShare | None = None
     """None where the trace has no ranges around the op's calls: in compiled arms, graphs and training."""
     idle: Idle | None = None
@@ -141,6 +143,7 @@ def read(events: list[Any], *, arm: str, steps: int, path: str) -> Timeline:
     modules = [event for event in ranges if str(event["name"]).startswith(MODULE)]
     launches = _launches(spans, device) if device else None
     steps_us = [_ends(event) for event in ranges if event["name"] == STEP]
+    lengths = [end - start for start, end in steps_us]
     sites = [event for event in ranges if str(event["name"]).startswith(SITE)]
     return Timeline(
         record,
@@ -150,7 +153,8 @@ def read(events: list[Any], *, arm: str, steps: int, path: str) -> Timeline:
         busy_s=busy_us / 1e6 / steps if device else None,
         within=_times_in(operators, launches, steps),
         modules={name.removeprefix(MODULE): found for name, found in _times_in(modules, launches, steps).items()},
-        step_s=sum(end - start for start, end in steps_us) / 1e6 / steps if steps_us else None,
+        step_s=sum(lengths) / 1e6 / steps if lengths else None,
+        spread_s=(max(lengths) - min(lengths)) / 1e6 if lengths else 0.0,
         op=_op_share(sites, spans, device, operators, steps) if sites else None,
         idle=_idle(steps_us, busy, spans, sites, steps) if device and steps_us else None,
     )

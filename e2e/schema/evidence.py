@@ -528,6 +528,8 @@ class TraceDifference(Record):
     step_s: Seconds
     """Its profiled step: longer than one that is timed."""
     candidate_step_s: Seconds
+    spread_s: Seconds = 0.0
+    """What the profiled steps of one arm differ by, the wider of both: changes of less may be chance."""
     idle_ratio: Ratio | None = None
     """Share of its step in which the device ran nothing; None without device events."""
     candidate_idle_ratio: Ratio | None = None
