@@ -15,6 +15,7 @@ from torch import Tensor
 
 from e2e.errors import CandidateError
 from e2e.protocols import OpCall, mapped, tensors_of
+from e2e.schema.evidence import UNUSUAL
 
 ALIGNMENT = 64
 """Elements; a clone starts as far from a multiple of it as its original, so that vector loads see the same."""
@@ -224,6 +225,36 @@ def _with_some_changed(call: OpCall, draw: torch.Generator) -> OpCall:
     flat[places] = -2 * flat[places]
     first.copy_(flat.reshape(first.shape))
     return changed
+
+
+def unusual(calls: Sequence[Captured], seed: int) -> list[Captured]:
+    """The smallest of some calls with one number that is none, with one infinite one, and with all of them tiny.
+
+    None where no first tensor holds real numbers in rows of their own.
+    """
+    fit = [item for item in calls if _has_rows(item.call.tensors[0])]
+    if not fit:
+        return []
+    least = min(fit, key=lambda item: item.call.tensors[0].numel())
+    first = least.call.tensors[0]
+    place = int(torch.randint(first.numel(), (), generator=torch.Generator().manual_seed(seed)))
+    alone = torch.arange(first.numel(), device=first.device).reshape(first.shape) == place
+    scale = torch.finfo(first.dtype).smallest_normal / first.abs().amax().clamp_min(1e-3).double()
+    changed = (first.masked_fill(alone, torch.nan), first.masked_fill(alone, torch.inf), (first * scale).to(first))
+    found = [Captured(least.site, label, clone_call(least.call)) for label in UNUSUAL]
+    for item, values in zip(found, changed, strict=True):
+        item.call.tensors[0].copy_(values)
+    return found
+
+
+def _has_rows(first: Any) -> bool:
+    return (
+        isinstance(first, Tensor)
+        and first.is_floating_point()
+        and first.dim() > 1
+        and first.numel() > first.shape[-1]
+        and torch._debug_has_internal_overlap(first) != 1
+    )
 
 
 def twins(item: Captured, seed: int) -> list[Captured]:

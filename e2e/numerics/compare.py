@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,13 @@ MODE_RATIO = 8.0
 """A mode's results may err this many times as much as the eager baseline's before the mode counts as wrong."""
 
 
+TILE = 64
+"""Rows and columns of what a kernel computes at once, about. Source: METHOD.md B3.3."""
+_FLUSHED = 2.0**-116
+"""Differences below it are none: a device may take numbers below float32's least normal one (2^-126) for zero, and an
+op may make some hundred times as much of them."""
+
+
 @dataclass(frozen=True)
 class Error:
     """How far a tensor is from the reference, relative to the reference's size."""
@@ -23,6 +30,11 @@ class Error:
     """Root-mean-square over everything."""
     worst_row: float
     """Largest over rows of the last dimension: a global norm hides one wrong row."""
+    worst_tile: float
+    """Largest over tiles of rows and columns, none taken for smaller than others are: a row's norm hides a part."""
+
+
+NO_ERROR = Error(0.0, 0.0, 0.0)
 
 
 def error_of(value: Tensor, reference: Tensor) -> Error:
@@ -32,13 +44,47 @@ def error_of(value: Tensor, reference: Tensor) -> Error:
         value, reference (..., H) or ().
     """
     if reference.numel() == 0:
-        return Error(0.0, 0.0)
+        return NO_ERROR
     exact = reference.double().reshape(-1, reference.shape[-1] if reference.dim() else 1)
-    rows = (value.double().reshape(exact.shape) - exact).norm(dim=-1)
-    sizes = exact.norm(dim=-1)
-    tiny = 1e-30  # a reference of zeros: anything but zeros is infinitely wrong, and finite in the record
-    total = float(rows.norm() / sizes.norm().clamp_min(tiny))
-    return Error(total, float((rows / sizes.clamp_min(tiny)).max()))
+    square = (value.double().reshape(exact.shape) - exact).square()
+    square.masked_fill_(square <= _FLUSHED**2, 0.0)
+    size = exact.square()
+    rows, row_sizes = square.sum(-1), size.sum(-1)
+    everything = row_sizes.sum()
+    tiles, tile_sizes = _by_tile(square), _by_tile(size)
+    usual = _by_tile(torch.ones_like(size)) * (everything / size.numel())
+    return Error(
+        float(_share(rows.sum(), everything)),
+        float(_share(rows, row_sizes).max()),
+        float(_share(tiles, tile_sizes.maximum(usual)).max()),
+    )
+
+
+def _share(square: Tensor, size: Tensor) -> Tensor:
+    """Of a reference of zeros anything but zeros is infinitely wrong, and finite in the record."""
+    return square.sqrt() / size.sqrt().clamp_min(1e-30)
+
+
+def _by_tile(square: Tensor) -> Tensor:
+    """Sums over tiles.
+
+    Shapes:
+        (R, H) -> (tiles down, tiles across).
+    """
+    height, width = (min(TILE, size) for size in square.shape)
+    down, across = -square.shape[0] % height, -square.shape[1] % width
+    padded = torch.nn.functional.pad(square, (0, across, 0, down))
+    return padded.reshape(padded.shape[0] // height, height, -1, width).sum((1, 3))
+
+
+def stray(value: Tensor, baseline: Tensor, reference: Tensor) -> Tensor:
+    """Where `value` is not the kind of number that baseline and reference both are: finite, NaN, or which infinity."""
+    wanted = _kind(baseline)
+    return (_kind(value) != wanted) & (wanted == _kind(reference))
+
+
+def _kind(tensor: Tensor) -> Tensor:
+    return tensor.isnan().to(torch.uint8) + 2 * tensor.isposinf() + 3 * tensor.isneginf()
 
 
 def floor_of(dtype: torch.dtype) -> float:
@@ -49,45 +95,63 @@ def floor_of(dtype: torch.dtype) -> float:
     return float(torch.finfo(dtype).eps) / 4
 
 
-def judge_op(
-    value: Tensor, baseline: Tensor, reference: Tensor, *, ratio: float
-) -> tuple[ReasonCode | None, Error | None, Error, float]:
-    """Whether `value` is as right as the baseline: the reason if not, both errors, and the largest allowed one.
+class Judged(NamedTuple):
+    """What a comparison says of one output."""
+
+    code: ReasonCode | None
+    """Why it is wrong; None where it is as right as the baseline."""
+    found: Error | None
+    """Its errors; None where they cannot be told."""
+    own: Error
+    """The baseline's."""
+    allowed: float
+    """Largest error over everything that would have passed."""
+    excess: str = ""
+    """Which part errs too much, where everything together does not."""
+
+
+def judge_op(value: Tensor, baseline: Tensor, reference: Tensor, *, ratio: float) -> Judged:
+    """Whether `value` is as right as the baseline.
 
     Units:
         ratio: allowed err(value) / err(baseline); 2 by default (METHOD.md B3.1).
     """
     is_same = value.shape == baseline.shape and value.dtype == baseline.dtype
+    is_stray = is_same and bool(stray(value, baseline, reference).any())
     sound = torch.isfinite(reference) & torch.isfinite(baseline)
-    if not bool(sound.all()):  # where the truth or the baseline is not finite, nothing can be compared
+    if not bool(sound.all()):  # where the truth or the baseline is not finite, no error can be told
         reference, baseline = reference.where(sound, 0), baseline.where(sound, 0)
         value = value.where(sound, 0) if is_same else value
     base = error_of(baseline, reference)
     # one row's rounding is less averaged than a whole tensor's, so its floor is a whole epsilon
-    row_floor = 4 * floor_of(baseline.dtype)
+    part_floor = 4 * floor_of(baseline.dtype)
     is_one_row = reference.numel() == (reference.shape[-1] if reference.dim() else 1)
-    allowed = ratio * base.total + (row_floor if is_one_row else floor_of(baseline.dtype))
+    allowed = ratio * base.total + (part_floor if is_one_row else floor_of(baseline.dtype))
     if not is_same:
-        return ReasonCode.WRONG_OUTPUT_LAYOUT, None, base, allowed
-    if not bool(torch.isfinite(value).all()):
-        return ReasonCode.NONFINITE_OUTPUT, None, base, allowed
+        return Judged(ReasonCode.WRONG_OUTPUT_LAYOUT, None, base, allowed)
+    if is_stray:
+        return Judged(ReasonCode.NONFINITE_OUTPUT, None, base, allowed)
     found = error_of(value, reference)
-    allowed_row = ratio * base.worst_row + row_floor
-    if found.total > allowed or found.worst_row > allowed_row:
-        return ReasonCode.OP_ERROR_EXCEEDED, found, base, allowed
-    return None, found, base, allowed
+    parts = (
+        ("", found.total, allowed),
+        ("row", found.worst_row, ratio * base.worst_row + part_floor),
+        ("tile", found.worst_tile, ratio * base.worst_tile + part_floor),
+    )
+    for part, error, most in parts:
+        if error > most:
+            excess = f"the worst {part} errs by {error:.2g}, allowed {most:.2g}" if part else ""
+            return Judged(ReasonCode.OP_ERROR_EXCEEDED, found, base, allowed, excess)
+    return Judged(None, found, base, allowed)
 
 
-def judge_outputs(
-    values: Any, baselines: Any, references: Any, *, ratio: float
-) -> tuple[ReasonCode | None, Error | None, Error, float]:
+def judge_outputs(values: Any, baselines: Any, references: Any, *, ratio: float) -> Judged:
     """`judge_op` over all that a call returns: the first wrong output, else the one nearest to being wrong."""
     value, baseline, reference = outputs_of(values), outputs_of(baselines), outputs_of(references)
     if len(value) != len(baseline):
-        return ReasonCode.WRONG_OUTPUT_LAYOUT, None, Error(0.0, 0.0), 0.0
+        return Judged(ReasonCode.WRONG_OUTPUT_LAYOUT, None, NO_ERROR, 0.0)
     rows = [judge_op(*item, ratio=ratio) for item in zip(value, baseline, reference, strict=True)]
-    wrong = [row for row in rows if row[0] is not None]
-    return wrong[0] if wrong else max(rows, key=lambda row: row[1].total / row[3] if row[1] else 0.0)
+    wrong = [row for row in rows if row.code is not None]
+    return wrong[0] if wrong else max(rows, key=lambda row: row.found.total / row.allowed if row.found else 0.0)
 
 
 def layout_of(tensor: Tensor) -> tuple[int, ...]:

@@ -108,8 +108,7 @@ class Examiner(OpExaminer):
         kept = select([item for item in watch.calls if item.site in fit], budget_bytes)
         if kept:
             first = kept[0]
-            edges = [Captured(first.site, label, call) for label, call in self._op.edge_calls(first.call, seed)]
-            self._calls = [*kept, *twins(first, seed), *edges]
+            self._calls = [*kept, *twins(first, seed), *self._edges(first, seed)]
         if kept or is_named:  # of a patch there is always something to run, if only in the model
             save_calls(path, self._calls)
         rows = [

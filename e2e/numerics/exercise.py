@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 from e2e.binding import NO_BACKWARD
 from e2e.errors import CandidateError
 from e2e.numerics.captures import ALIGNMENT, clone_call, form_of, load_calls, output_name
-from e2e.numerics.compare import layout_of
+from e2e.numerics.compare import error_of, layout_of
 from e2e.numerics.conformance import LOUD
 from e2e.numerics.constraints import declined_by
 from e2e.patch import Patch, Standing, copy_sharing_weights, split
@@ -125,9 +125,11 @@ def _one(
         for output, wanted in zip(outputs, expected, strict=True)
         if layout_of(output) != layout_of(wanted) and output.numel() > 1
     ]
+    repeats = all(torch.equal(_bits(mine), _bits(theirs)) for mine, theirs in zip(first, again, strict=True))
     remark = {
         "inputs_changed": changed or _is_changed(second, call, writes),
-        "repeats": all(torch.equal(_bits(mine), _bits(theirs)) for mine, theirs in zip(first, again, strict=True)),
+        "repeats": repeats,
+        "spread": None if repeats else _spread(first, again),
         "aliased": any(_share(output, other) for output in outputs for other in (*inputs, *again)),
         "layout": ", ".join(strides) or None,
     }
@@ -153,6 +155,16 @@ def _writes_beyond(kernel: Callable[..., Any], call: OpCall) -> bool:
     given = clone_call(call)
     function(*given.tensors, *given.scalars, room.as_strided(like.shape, like.stride(), GUARD))
     return bool((room[:GUARD] != _UNTOUCHED).any() | (room[GUARD + reach :] != _UNTOUCHED).any())
+
+
+def _spread(first: Sequence[Tensor], again: Sequence[Tensor]) -> float | None:
+    """Largest relative distance of two calls' outputs; None where it is no number."""
+    found = [
+        error_of(theirs, mine).total
+        for mine, theirs in zip(first, again, strict=True)
+        if mine.shape == theirs.shape and mine.is_floating_point()
+    ]
+    return max(found) if found and all(map(math.isfinite, found)) else None
 
 
 def _only_read(call: OpCall, writes: Collection[int]) -> list[Tensor]:

@@ -24,8 +24,10 @@ from e2e.numerics.captures import (
     read_outputs,
     save_calls,
     twins,
+    unusual,
 )
 from e2e.numerics.compare import exactly, judge_outputs, wider
+from e2e.numerics.places import first_wrong
 from e2e.numerics.precisions import Lowering, lowered, ways_below
 from e2e.numerics.training import worst_gradient
 from e2e.protocols import Op, OpCall, outputs_of, written_by
@@ -61,7 +63,7 @@ class OpExaminer:
         more = getattr(self._op, "variants", None)
         for label, variant in more(dtype, self._device, seed) if more is not None else ():
             self._calls.append(Captured(self._op.name, label, variant))
-        self._calls += [Captured(self._op.name, label, edge) for label, edge in self._op.edge_calls(call, seed)]
+        self._calls += self._edges(self._calls[0], seed)
         save_calls(path, self._calls)
         return {"calls": len(self._calls)}
 
@@ -79,10 +81,14 @@ class OpExaminer:
         if not calls or any((len(item.call.tensors), len(item.call.scalars)) != counts for item in calls):
             raise UsageError(f"{captured} holds no calls of {self._op.name}")
         first = calls[0]
-        edges = [Captured(first.site, label, edge) for label, edge in self._op.edge_calls(first.call, seed)]
-        self._calls = [*calls, *twins(first, seed), *edges]
+        self._calls = [*calls, *twins(first, seed), *self._edges(first, seed)]
         save_calls(path, self._calls)
         return {"calls": len(self._calls)}
+
+    def _edges(self, first: Captured, seed: int) -> list[Captured]:
+        """The op's hard inputs of the kind of a call, and what is hardly a number in one of them."""
+        edges = [Captured(first.site, label, edge) for label, edge in self._op.edge_calls(first.call, seed)]
+        return [*edges, *unusual(edges, seed)]
 
     def _baseline(self, item: Captured) -> Any:
         """What a user of PyTorch gets without the kernel."""
@@ -118,16 +124,21 @@ class OpExaminer:
         return rows
 
     def _verdict(self, item: Captured, values: list[Tensor], ratio: float) -> dict[str, Any]:
-        base = self._baseline(item)
-        code, found, own, allowed = judge_outputs(values, base, exactly(self._op, item.call), ratio=ratio)
+        base, exact = self._baseline(item), exactly(self._op, item.call)
+        judged = judge_outputs(values, base, exact, ratio=ratio)
+        found, own = judged.found, judged.own
         return {
-            "status": "wrong" if code else "passed",
-            "code": code,
+            "status": "wrong" if judged.code else "passed",
+            "code": judged.code,
+            "message": judged.excess,
+            "position": first_wrong(values, base, exact, ratio=ratio) if judged.code else None,
             "error_candidate": found.total if found else None,
             "error_baseline": own.total,
             "worst_row_candidate": found.worst_row if found else None,
             "worst_row_baseline": own.worst_row,
-            "allowed": allowed,
+            "worst_tile_candidate": found.worst_tile if found else None,
+            "worst_tile_baseline": own.worst_tile,
+            "allowed": judged.allowed,
         }
 
     def _lowered(self, item: Captured, values: list[Tensor], suspected: list[Lowering] | None) -> Lowering | None:

@@ -25,8 +25,9 @@ def op_is_wrong(case: Case) -> Iterator[Reason]:
         errors = error_words(worst.error_candidate, worst.allowed)
         message = f"{len(same)} of {len(checks)} op checks; worst: {errors}, at {worst.site}, {worst.label}"
         message += f": {worst.message}" if worst.message else ""
+        message += f"; {worst.position}" if worst.position else ""
         message += culprits(case.evidence)
-        where = Where(file=worst.kernel, site=worst.site, shape=worst.shape, dtype=worst.dtype)
+        where = Where(file=worst.kernel, site=worst.site, shape=worst.shape, dtype=worst.dtype, position=worst.position)
         yield Reason(code=code, message=message, where=where)
 
 

@@ -38,6 +38,7 @@ class Remark(Answer):
     problem: str | None = None
     inputs_changed: bool = False
     repeats: bool | None = None
+    spread: Annotated[float, Field(ge=0)] | None = None
     aliased: bool = False
     layout: str | None = None
 

@@ -106,6 +106,8 @@ def engagement_at(sites: list[SiteRecord], *, proof: str = "", moved: bool | Non
 NOT_CALLED = "it is not called in this step"
 """Why a site that a module declares is none."""
 CAPTURED, EXAMPLE = "captured", "example"
+UNUSUAL = ("a NaN", "an infinity", "numbers below the least normal one")
+"""Labels of inputs that ask how the op passes on what is hardly a number."""
 TYPICAL = (CAPTURED, EXAMPLE)
 """Labels of inputs that a kernel must take: a model's own, and the op's example where there is no model."""
 
@@ -126,12 +128,19 @@ class OpCheck(Record):
     error_baseline: float | None
     worst_row_candidate: float | None = None
     worst_row_baseline: float | None = None
+    worst_tile_candidate: float | None = None
+    """Of 64 rows and columns; smaller ones count as if they were as large as the others."""
+    worst_tile_baseline: float | None = None
     allowed: float | None = None
     """Largest error that would have passed."""
     code: ReasonCode | None = None
     message: str = ""
     repeats: bool | None = None
     """Whether two calls gave the same bits."""
+    spread: float | None = None
+    """Relative distance of the two, where they did not; None too where it cannot be told."""
+    position: str | None = None
+    """Of a wrong output, where it is wrong first, and how the wrong numbers lie."""
     kernel: str | None = None
     """As in `SiteRecord`."""
 

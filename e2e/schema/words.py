@@ -191,7 +191,7 @@ class ReasonText(StrEnum):
     MODEL_ERROR_EXCEEDED = "the model's outputs move further from the reference than the baseline's own error allows"
     PRECISION_DOWNGRADED = "the op's error is that of a lower precision, which the kernel does not declare"
     LOSSY_BUDGET_EXCEEDED = "a kernel of a declared lossy precision moves the model beyond the policy's budget"
-    NONFINITE_OUTPUT = "the candidate returned NaN or infinity where the reference is finite"
+    NONFINITE_OUTPUT = "NaN or infinity stands elsewhere in the candidate's output than in the baseline's"
     WRONG_OUTPUT_LAYOUT = "the output's shape, dtype or aliasing differs from the baseline's"
     INPUTS_CHANGED = "the candidate changed its inputs"
     GRADIENTS_MISSING = "parameters that receive a gradient in the baseline receive none in the candidate arm"

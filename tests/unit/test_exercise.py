@@ -54,8 +54,19 @@ def run(inputs: Path, kernel: Norm, *constraints: str) -> tuple[list[dict[str, A
 
 def test_an_honest_kernel_leaves_no_remark_but_that_it_repeats(inputs: Path) -> None:
     remarks, outputs = run(inputs, OP.reference)
-    assert remarks == 2 * [{"inputs_changed": False, "repeats": True, "aliased": False, "layout": None}]
+    assert remarks == 2 * [{"inputs_changed": False, "repeats": True, "spread": None, "aliased": False, "layout": None}]
     assert {name: tuple(value.shape) for name, value in outputs.items()} == {"o0.0": (5, 16), "o1.0": (1, 16)}
+
+
+def test_how_far_two_calls_on_one_input_are_apart_is_said(inputs: Path) -> None:
+    calls = iter(range(100))
+
+    def swaying(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return OP.reference(x, weight, eps) * (1 + 0.01 * next(calls))
+
+    remark = run(inputs, swaying)[0][0]
+    assert remark["repeats"] is False
+    assert remark["spread"] == pytest.approx(0.01, rel=0.01)
 
 
 def test_a_kernel_that_writes_into_its_input_is_seen(inputs: Path) -> None:

@@ -18,7 +18,7 @@ from e2e.numerics.exercise import run_calls
 from e2e.numerics.op_level import OpExaminer, save_gradients, torch_problems
 from e2e.protocols import Op, OpCall
 from e2e.schema.answers import REACHED
-from e2e.schema.evidence import CAPTURED, EXAMPLE
+from e2e.schema.evidence import CAPTURED, EXAMPLE, UNUSUAL
 from e2e.schema.kernel import OF_MODELS
 from e2e.schema.words import ReasonCode
 
@@ -204,6 +204,33 @@ def test_a_weight_remembered_by_its_shape_is_found(tmp_path: Path) -> None:
         return torch.nn.functional.linear(x, known.setdefault(weight.shape, weight.clone()), bias)
 
     assert "wrong" in {row["status"] for row in checks(tmp_path, remembers, op="linear")}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("adamw", "embedding")])
+def test_what_is_hardly_a_number_is_passed_on_as_the_baseline_does(name: str, tmp_path: Path) -> None:
+    op = registry.load_op(name)
+    rows = checks(tmp_path, next(iter(op.alternatives.values()), op.reference), op=name)
+    assert {row["label"] for row in rows} >= set(UNUSUAL)
+
+
+def test_a_kernel_that_swallows_nan_is_wrong_and_the_place_is_named(tmp_path: Path) -> None:
+    rows = checks(tmp_path, lambda x, weight, eps: norm(x, weight, eps).nan_to_num(0.0))
+    (wrong,) = [row for row in rows if row["status"] == "wrong" and row["label"] == "a NaN"]
+    assert wrong["code"] is ReasonCode.NONFINITE_OUTPUT
+    assert "not finite as the baseline is" in wrong["position"]
+    assert "of 4 rows" in wrong["position"] or "of 3 rows" in wrong["position"] or "of 2 rows" in wrong["position"]
+
+
+def test_a_wrong_row_is_named_with_its_first_index(tmp_path: Path) -> None:
+    def wrong(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        y = norm(x, weight, eps)
+        if y.dim() == 3:
+            y[-1, -1] *= 1.01
+        return y
+
+    first = checks(tmp_path, wrong)[0]
+    assert first["message"].startswith("the worst row errs by") or first["error_candidate"] > first["allowed"]
+    assert first["position"] == "first at [3, 63, 0], the last 1 of 256 rows"
 
 
 # ---- Kernels that keep answers
