@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from e2e import outside, registry
@@ -12,6 +13,7 @@ from e2e.errors import UsageError
 
 _PACKAGE = registry.ROOT.name
 _ARGUMENT = re.compile(r"(?P<kind>\w+(?:\(\w+!\))?(?:\[\])?\??) (?P<name>\w+)")
+_SIZED = re.compile(r"(\w+)\[([^\[\]]+)\]")
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,14 @@ class Signature:
     """As in `Op.schema`."""
     alternatives: tuple[str, ...]
     """Also those that only some versions of PyTorch have."""
+    names: tuple[str, ...] | None = None
+    """The call's arguments, by the class's own names; None where only a model says what they are."""
+    dims: tuple[str, ...] | None = None
+    """Named dimensions of a call, `dim[0-9]*` for `dim0`, `dim1`, ...; None where `dims` does not show them."""
+    parameters: tuple[str, ...] | None = ()
+    """Those of the tensors that are the site's own; None where only the running op says so."""
+    sizes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Dimensions of tensors, as the first line of the file has them: `x[..., hidden]`."""
 
     @property
     def arguments(self) -> list[Argument]:
@@ -42,6 +52,11 @@ class Signature:
     def outputs(self) -> int:
         """How many tensors a call returns."""
         return self.schema.rpartition("->")[2].count("Tensor")
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the schema has every argument of every call."""
+        return self.names == tuple(argument.name for argument in self.arguments)
 
 
 def signature_of(op: str) -> Signature | None:
@@ -59,12 +74,20 @@ def signature_of(op: str) -> Signature | None:
     name = place.attribute if place else _plugin(module)
     if place and name not in _defined(module):
         raise UsageError(f"op {path}: there is no {name!r} in it; it has: {', '.join(_defined(module)) or 'nothing'}")
-    found = _Literals(path, module)
-    schemas = [item.value for item in found.stated(name, "schema") if isinstance(item, ast.Constant)]
-    keys = [key for item in found.stated(name, "alternatives") if isinstance(item, ast.Dict) for key in item.keys]
+    chain = list(_Classes(module).chain(name))
+    schemas = [item.value for item in _stated(chain, "schema") if isinstance(item, ast.Constant)]
+    keys = [key for item in _stated(chain, "alternatives") if isinstance(item, ast.Dict) for key in item.keys]
     if not schemas or not isinstance(schemas[-1], str):
         return None
-    return Signature(schemas[-1], tuple(str(key.value) for key in keys if isinstance(key, ast.Constant)))
+    tensors, scalars = (_names(_stated(chain, f"{kind}_names")) for kind in ("tensor", "scalar"))
+    return Signature(
+        schemas[-1],
+        tuple(str(key.value) for key in keys if isinstance(key, ast.Constant)),
+        names=None if tensors is None or scalars is None else (*tensors, *scalars),
+        dims=_dims(chain),
+        parameters=_parameters(chain, tensors),
+        sizes=_sizes(module),
+    )
 
 
 def _parsed(path: Path) -> ast.Module:
@@ -90,38 +113,114 @@ def _plugin(module: ast.Module) -> str:
     return ""
 
 
-class _Literals:
-    """Values that a file's classes and their bases assign to a name."""
+class _Classes:
+    """Classes of a file."""
 
-    def __init__(self, path: Path, module: ast.Module) -> None:
-        self._path, self._module = path, module
+    def __init__(self, module: ast.Module) -> None:
+        self._module = module
+        self._seen: set[str] = set()
 
-    def stated(self, class_name: str, name: str) -> list[ast.expr]:
-        """The values that the class gives the name, or the first of its bases that gives one."""
+    def chain(self, class_name: str) -> Iterator[ast.ClassDef]:
+        """The class, then its bases, each once, the nearest first; of other files those of this package."""
+        if class_name in self._seen:
+            return
+        self._seen.add(class_name)
         for node in self._module.body:
             if isinstance(node, ast.ClassDef) and node.name == class_name:
-                own = [value for target, value in _literals(node) if target in (name, f"self.{name}")]
-                bases = (self.stated(ast.unparse(base), name) for base in node.bases)
-                return own or next((values for values in bases if values), [])
+                yield node
+                for base in node.bases:
+                    yield from self.chain(ast.unparse(base))
+                return
             if isinstance(node, ast.ImportFrom) and any(item.name == class_name for item in node.names):
-                return self._imported(node.module or "", class_name, name)
-        return []
+                yield from _imported(node.module or "", class_name)
+                return
 
-    def _imported(self, module: str, class_name: str, name: str) -> list[ast.expr]:
-        """From another file of this package; what others wrote is not followed."""
-        package, *parts = module.split(".")
-        path = registry.ROOT.joinpath(*parts).with_suffix(".py")
-        if package != _PACKAGE or not path.is_file():
-            return []
-        return _Literals(path, _parsed(path)).stated(class_name, name)
+
+def _imported(module: str, class_name: str) -> Iterator[ast.ClassDef]:
+    """From another file of this package; what others wrote is not followed."""
+    package, *parts = module.split(".")
+    path = registry.ROOT.joinpath(*parts).with_suffix(".py")
+    if package == _PACKAGE and path.is_file():
+        yield from _Classes(_parsed(path)).chain(class_name)
+
+
+def _stated(chain: list[ast.ClassDef], name: str) -> list[ast.expr]:
+    """The literals that the class gives the name, or the first of its bases that gives one."""
+    for node in chain:
+        if own := [value for target, value in _literals(node) if target in (name, f"self.{name}")]:
+            return own
+    return []
+
+
+def _names(values: list[ast.expr]) -> tuple[str, ...] | None:
+    """A tuple of texts, the last that is stated; None where there is none, or one that is worked out."""
+    last = values[-1] if values else None
+    if not isinstance(last, ast.Tuple) or not all(isinstance(item, ast.Constant) for item in last.elts):
+        return None
+    return tuple(str(item.value) for item in last.elts if isinstance(item, ast.Constant))
+
+
+def _method(chain: list[ast.ClassDef], name: str) -> ast.FunctionDef | None:
+    methods = (item for node in chain for item in node.body if isinstance(item, ast.FunctionDef))
+    return next((item for item in methods if item.name == name), None)
+
+
+def _parameters(chain: list[ast.ClassDef], tensors: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """`parameter_names` as a literal, or as the property that e2e's own bases have."""
+    if (stated := _names(_stated(chain, "parameter_names"))) is not None:
+        return stated
+    method = _method(chain, "parameter_names")
+    if method is None:
+        return ()
+    is_rest = ast.unparse(method.body[-1]) == "return self.tensor_names[1:]"
+    return tensors[1:] if is_rest and tensors is not None else None
+
+
+def _sizes(module: ast.Module) -> dict[str, tuple[str, ...]]:
+    call = (ast.get_docstring(module) or "").partition("\n")[0].partition("->")[0]
+    return {name: tuple(part.strip() for part in inside.split(",")) for name, inside in _SIZED.findall(call)}
+
+
+def _dims(chain: list[ast.ClassDef]) -> tuple[str, ...] | None:
+    """Keys of the mappings that `dims` writes down; None where it has them from elsewhere."""
+    method = _method(chain, "dims")
+    if method is None:
+        return None
+    keys: list[ast.expr | None] = []
+    for node in ast.walk(method):
+        if isinstance(node, ast.Dict):
+            keys += [key for key, value in zip(node.keys, node.values, strict=True) if _is_named(key, value)]
+        elif isinstance(node, ast.DictComp):
+            keys.append(node.key)
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            keys.append(node.slice)
+        elif isinstance(node, ast.Return) and isinstance(node.value, ast.Call):
+            return None
+    patterns = [_pattern(key) for key in keys]
+    known = tuple(pattern for pattern in patterns if pattern is not None)
+    return known if known and len(known) == len(patterns) else None
+
+
+def _is_named(key: ast.expr | None, value: ast.expr) -> bool:
+    """Whether an entry adds a key of its own: `**sizes` of a mapping made in the same place does not."""
+    return key is not None or not isinstance(value, ast.Name)
+
+
+def _pattern(key: ast.expr | None) -> str | None:
+    """A key's text, as a pattern where a number is filled in."""
+    if isinstance(key, ast.Constant):
+        return str(key.value)
+    if isinstance(key, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "[0-9]*" for part in key.values)
+    return None
 
 
 def _literals(node: ast.ClassDef) -> list[tuple[str, ast.expr]]:
-    """Every `name = value`, `self.name = value` and `|=` in a class whose value is a text or a mapping."""
+    """Every `name = value`, `self.name = value` and `|=` in a class whose value is a text, a tuple or a mapping."""
     found = []
     for item in ast.walk(node):
         if isinstance(item, ast.Assign):
             found += [(ast.unparse(target), item.value) for target in item.targets]
         elif isinstance(item, ast.AnnAssign | ast.AugAssign) and item.value is not None:
             found.append((ast.unparse(item.target), item.value))
-    return [(target, value) for target, value in found if isinstance(value, ast.Constant | ast.Dict)]
+    return [(target, value) for target, value in found if isinstance(value, ast.Constant | ast.Dict | ast.Tuple)]

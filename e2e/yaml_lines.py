@@ -88,7 +88,7 @@ def explain(error: ValidationError, lines: Mapping[Path, int], file: str, model:
         message = _message(item, path, model)
         if message not in merged.setdefault(path, []):
             merged[path].append(message)
-    found = [(_line_of(path, lines), _dotted(path), messages) for path, messages in merged.items()]
+    found = [(_line_of(path, lines), dotted(path), messages) for path, messages in merged.items()]
     return [
         f"{file}:{line}: {f'{field}: ' if field else ''}{'; or '.join(messages)}"
         for line, field, messages in sorted(found, key=lambda entry: entry[0])
@@ -169,7 +169,7 @@ class _Reader:
         return self.first_line + int(node.start_mark.line)
 
     def _mistake(self, node: yaml.Node, path: Path, problem: str) -> None:
-        field = _dotted(path)
+        field = dotted(path)
         self.mistakes.append(f"{self.file}:{self._line(node)}: {f'{field}: ' if field else ''}{problem}")
 
 
@@ -210,7 +210,8 @@ def printable(value: str, limit: int = 80) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-def _dotted(path: Path) -> str:
+def dotted(path: Path) -> str:
+    """`claim.speedup`, `dtypes[0]`: a path as messages have it."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{printable(part)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -12,25 +11,18 @@ from pydantic import ValidationError
 
 from e2e import registry
 from e2e.errors import UsageError
+from e2e.formats import _call, _fields
+from e2e.formats._fields import Path
 from e2e.formats._names import check_op, check_patched, shown_spec
 from e2e.formats._source import Source, pick_entry, same_name, scan
 from e2e.schema.kernel import LAYOUTS, OTHER_OPS, Manifest
 from e2e.signatures import signature_of
-from e2e.yaml_lines import explain, printable
+from e2e.yaml_lines import dotted, explain, printable
 
-_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
-_NAMES = ("op", "entry", "binding")
-"""Fields that the source can fill in."""
-_FORWARD_ONLY = ("raw", "module", "aten", "patch")
-"""Bindings that know one entry; modules and ATen's operators bring their gradients by themselves."""
-_PREPARING = ("tvm-ffi", "torch", "python")
-"""Bindings with functions beside the entry that run once."""
-_HANDED_MEMORY = ("tvm-ffi", "raw")
-"""Bindings whose entries allocate nothing."""
+_STAND_INS = {"op": "unknown", "entry": "unknown", "binding": "tvm-ffi"}
+"""For fields that the source can fill in, and did not."""
 _OF_CALLS = {"args", "prepare", "layout", "outputs", "ranks", "mutates", "constraints", "launch", "flags"}
 """Fields about what an entry is called with."""
-_BORROWED = (None, "reference")
-"""Backwards that need no function in the source."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +43,7 @@ class Draft:
         self.path = PurePath(spec)
         self.data: dict[str, Any] = dict(block.data) if block else {}
         self.mistakes: list[tuple[int, str]] = []
-        source = self._scan(text)
+        self.source = source = self._scan(text)
         if self.data.get("kind") == "module":
             self._fill_module()
         if self.data.get("kind") == "patch":
@@ -66,7 +58,7 @@ class Draft:
         Raises:
             UsageError: every mistake, in file order.
         """
-        manifest = None
+        broken: set[str] = set()
         try:
             manifest = Manifest.model_validate(self.data)
         except ValidationError as error:
@@ -74,10 +66,12 @@ class Draft:
             for message in explain(error, lines, self.shown, Manifest):
                 line = int(message.removeprefix(f"{self.shown}:").partition(":")[0])
                 self.mistakes.append((line, message))
-        if manifest:
-            self._cross_check(manifest)
-        if manifest is None or self.mistakes:
-            ordered = sorted(self.mistakes, key=lambda mistake: mistake[0])
+            broken = {str(item["loc"][0]) for item in error.errors() if item["loc"]}
+            kept = {**_STAND_INS, **{name: value for name, value in self.data.items() if name not in broken}}
+            manifest = Manifest.model_validate(kept)
+        self._cross_check(manifest, broken)
+        if self.mistakes:
+            ordered = sorted(dict.fromkeys(self.mistakes), key=lambda mistake: mistake[0])
             raise UsageError("\n".join(message for _, message in ordered))
         return manifest
 
@@ -144,70 +138,31 @@ class Draft:
         if isinstance(entry, dict) and entry and "dtypes" not in self.data:
             self.data["dtypes"] = list(entry)
 
-    def _cross_check(self, manifest: Manifest) -> None:
-        suffix, native = self.path.suffix, self.path.suffix != ".py"
-        if manifest.is_python == native:
-            known = "tvm-ffi, raw or torch" if native else "python or module"
-            self._mistake("binding", f"a {suffix} file is bound by {known}, not {manifest.binding}")
-        elif manifest.binding == "raw" and suffix != ".cu":
-            self._mistake("binding", f"raw needs a .cu file, not {suffix}")
-        elif manifest.binding == "raw" and not manifest.launch:
-            self._mistake("launch", "missing; raw needs one, such as `launch: {grid: [rows], block: [256]}`")
-        patches = [manifest.kind == "patch", manifest.op == "patch", manifest.binding == "patch"]
-        if any(patches) and not all(patches):
-            self._mistake("kind", "a patch is `kind: patch` alone: leave `op` and `binding` out")
-        if manifest.launch and manifest.binding != "raw":
-            self._mistake("launch", f"only for `binding: raw`; {manifest.binding} launches by itself")
-        own = {"saves": manifest.saves, "backward": manifest.backward not in _BORROWED}
-        for field in (field for field, stated in own.items() if stated and manifest.binding in _FORWARD_ONLY):
-            self._mistake(field, f"not for `binding: {manifest.binding}`, which hands over one entry's arguments only")
-        if manifest.workspace and manifest.binding not in _HANDED_MEMORY:
-            self._mistake("workspace", f"not for `binding: {manifest.binding}`, which allocates by itself")
-        if manifest.prepare is not None and manifest.binding not in _PREPARING:
-            self._mistake("prepare", f"not for `binding: {manifest.binding}`; for {', '.join(_PREPARING)}")
-        elif manifest.prepare is not None and not manifest.prepared and manifest.takes_outputs:
-            self._mistake("prepared", 'missing: what `prepare` fills, such as `[{packed: "outputs, inputs, dtype"}]`')
-        if manifest.prepared and manifest.prepare is None:
-            self._mistake("prepared", "only beside `prepare`")
-        if manifest.backward is not None and manifest.op.startswith("aten:"):
-            self._mistake("backward", "not for an operator of ATen: in training the operator's own stays in its place")
-        if suffix == ".cu" and manifest.device == "cpu":
-            self._mistake("device", "a .cu file runs on cuda; name a C++ source .cpp")
-        if not manifest.dtypes:
-            self._mistake("dtypes", "must name at least one")
-        layouts = LAYOUTS.get(manifest.op.partition(":")[0], ())
-        if manifest.layout is not None and manifest.layout not in layouts:
-            known = f"{manifest.op} has {' and '.join(layouts)}" if layouts else f"{manifest.op} has one only"
-            self._mistake("layout", f"no {printable(manifest.layout)!r}: {known}")
-        self._check_tensors(manifest)
-        self._check_entries(manifest)
+    def _cross_check(self, manifest: Manifest, broken: set[str]) -> None:
+        """The fields against one another, then against op and source; `broken` ones are reported already."""
+        before = len(self.mistakes)
+        for path, message in _fields.mistakes_of(manifest, self.path.suffix):
+            if path[0] not in broken:
+                self._mistake(path, message)
+        if broken or len(self.mistakes) > before or self._names_op_wrongly:
+            return  # what a call looks like is not known then
+        signature = None if manifest.kind == "patch" else signature_of(manifest.op)
+        for path, message in _call.mistakes_of(manifest, signature, self.source):
+            self._mistake(path, message)
 
-    def _check_tensors(self, manifest: Manifest) -> None:
-        """Names of the op's tensors, as far as its file states them."""
-        if ":" in manifest.op or manifest.op not in registry.names("ops"):
-            return
-        signature = signature_of(manifest.op)
-        known = [item.name for item in signature.arguments if item.kind.startswith("Tensor")] if signature else []
-        stated = {"mutates": manifest.mutates, "ranks": list(manifest.ranks)}
-        for field, names in stated.items():
-            if known and (unknown := [name for name in names if name not in known]):
-                has = f"{manifest.op} has no tensor {printable(unknown[0])!r}; it has: {', '.join(known)}"
-                self._mistake(field, has)
+    @property
+    def _names_op_wrongly(self) -> bool:
+        return any(f": {field}: " in message for _, message in self.mistakes for field in ("op", "kind"))
 
-    def _check_entries(self, manifest: Manifest) -> None:
-        for entry in manifest.entries:
-            for name in entry.values() if isinstance(entry, dict) else [entry]:
-                if not _IDENTIFIER.fullmatch(name):
-                    self._mistake("entry", f"{printable(name)!r} is not a function's name")
-            if isinstance(entry, dict) and (silent := set(manifest.dtypes) - set(entry)):
-                self._mistake("entry", f"no function for {', '.join(sorted(silent))}, which `dtypes` lists")
-
-    def _mistake(self, field: str, message: str) -> None:
-        line = self.block.lines.get((field,), self.block.line) if self.block else 1
-        self.mistakes.append((line, f"{self.shown}:{line}: {field}: {message}"))
+    def _mistake(self, path: Path | str, message: str) -> None:
+        path = (path,) if isinstance(path, str) else path
+        lines, line = (self.block.lines, self.block.line) if self.block else ({}, 1)
+        for end in range(1, len(path) + 1):
+            line = lines.get(path[:end], line)
+        self.mistakes.append((line, f"{self.shown}:{line}: {dotted(path)}: {message}"))
         # A stand-in, so that validation does not report the same field again, with less in it.
-        if field in _NAMES and not isinstance(self.data.get(field), str):
-            self.data[field] = {"binding": "tvm-ffi"}.get(field, "unknown")
+        if path[0] in _STAND_INS and not isinstance(self.data.get(str(path[0])), str):
+            self.data[str(path[0])] = _STAND_INS[str(path[0])]
 
 
 def _in_layout(op: str, layout: Any) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from e2e.errors import UsageError
+from e2e.formats._functions import Function, is_whole, native_function, python_names, shows_all
 from e2e.schema.kernel import Binding
 
 _COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/|(\"(?:\\.|[^\"\\\n])*\")", re.DOTALL)
-_EXPORTED = re.compile(r"\bTVM_FFI_DLL_EXPORT_TYPED_FUNC\s*\(\s*(\w+)\s*,")
+_EXPORTED = re.compile(r"\bTVM_FFI_DLL_EXPORT_TYPED_FUNC\s*\(\s*(\w+)\s*,\s*(?:(?:\w*::)*(\w+)\s*\))?")
 _BARE = re.compile(
     r"(?P<c>extern\s*\"C\"\s*(?:\{\s*)?)?__global__\s+"
     r"(?:(?:void|static|inline|__launch_bounds__\s*\([^()]*\))\s+)*(?P<name>\w+)\s*\("
@@ -18,7 +20,12 @@ _BARE = re.compile(
 _C_BLOCK = re.compile(r"extern\s*\"C\"\s*\{")
 _OF_TORCH = re.compile(r"\bTORCH_LIBRARY|\bSTABLE_TORCH_LIBRARY")
 _PYBIND = re.compile(r"\bPYBIND11_MODULE\b")
-_DEFINED = re.compile(r"\bm\s*\.\s*def\s*\(\s*\"(\w+)\"")
+_DEFINED = re.compile(r"\bm\s*\.\s*def\s*\(\s*\"(\w+)\"\s*,\s*(?:&?\s*(?:\w*::)*(\w+)\s*[,)])?")
+_MAKERS = re.compile(r"TVM_FFI_DLL_EXPORT|__tvm_ffi_|\.\s*def\b|__global__")
+"""What a macro that adds functions has in it."""
+_OTHER_WAYS = re.compile(r"__tvm_ffi_\w|\.\s*attr\s*\(|\bclass_\s*<|\bdef_submodule\b")
+"""Names that come into a library without an export that is read here."""
+_DEFAULTS = re.compile(r"\barg\s*\(|_a\b")
 _OF_CUDA = re.compile(r"#\s*include\s*[<\"]cuda")
 _SUFFIX_OF = {
     "float32": ("f32", "fp32", "float32", "float"),
@@ -37,6 +44,10 @@ class Source:
     needs_cuda: bool
     unsupported: str | None = None
     """Why this kind of source cannot be used yet, in words."""
+    known: Mapping[str, Function] = field(default_factory=dict)
+    """What can be called from outside, by name."""
+    is_whole: bool = False
+    """Whether these are all the names that there are."""
 
 
 def scan(text: str, suffix: str) -> Source:
@@ -77,22 +88,33 @@ def same_name(stem: str, names: list[str]) -> str | None:
 
 
 def _scan_native(text: str, suffix: str) -> Source:
-    code = _COMMENTS.sub(lambda found: found.group(1) or " ", text)
-    exported = _EXPORTED.findall(code)
+    code = _COMMENTS.sub(lambda found: found.group(1) or "\n" * found.group().count("\n") or " ", text)
+    exported = dict(_EXPORTED.findall(code))
     # Within an `extern "C" { }` block the functions do not repeat it.
     block = _C_BLOCK.search(code)
     found = [item for item in _BARE.finditer(code) if item["c"] or (block and block.start() < item.start())]
     bare = [item["name"] for item in found if not _is_template(code, item.start())]
-    unsupported, binding = None, _binding(code, exported, bare)
-    functions = {"torch": _DEFINED.findall(code), "raw": bare}.get(binding, exported)
+    unsupported, binding = None, _binding(code, list(exported), bare)
+    by_name = {"torch": dict(_DEFINED.findall(code)), "raw": dict(zip(bare, bare, strict=True))}.get(binding, exported)
+    functions = list(by_name)
     if not functions and _OF_TORCH.search(code):
         unsupported = "operators registered with torch are not read; bind by PYBIND11_MODULE, or export with tvm-ffi"
     return Source(
         binding=binding,
-        functions=tuple(dict.fromkeys(functions)),
+        functions=tuple(functions),
         needs_cuda=suffix == ".cu" or bool(_OF_CUDA.search(code)),
         unsupported=unsupported,
+        known={name: _native(code, inner, binding) for name, inner in by_name.items()},
+        is_whole=bool(functions) and is_whole(code, _MAKERS) and not _OTHER_WAYS.search(code),
     )
+
+
+def _native(code: str, name: str, binding: Binding) -> Function:
+    """The function behind an export; where its definition is not found, a function and no more."""
+    found = native_function(code, name) if name else None
+    if found is None or (binding == "torch" and _DEFAULTS.search(code)):
+        return Function(line=1)
+    return found
 
 
 def _binding(code: str, exported: list[str], bare: list[str]) -> Binding:
@@ -121,7 +143,13 @@ def _scan_python(text: str) -> Source:
         and not node.name.startswith("_")
         and not any("jit" in ast.unparse(decorator) for decorator in node.decorator_list)
     ]
-    return Source(binding="python", functions=tuple(dict.fromkeys(names)), needs_cuda=False)
+    return Source(
+        binding="python",
+        functions=tuple(dict.fromkeys(names)),
+        needs_cuda=False,
+        known=python_names(tree),
+        is_whole=shows_all(tree),
+    )
 
 
 def _nothing(source: Source) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from e2e.ops._inputs import Draw
+from e2e.ops._inputs import Draw, name_of
 from e2e.ops._sites import names_in, standing_in
 from e2e.ops.rms_norm import RmsNorm
 from e2e.protocols import OpCall, Site
@@ -89,8 +89,9 @@ class AddRmsNorm:
 
     def dims(self, call: OpCall) -> dict[str, int | str]:
         """`rows` (product of the leading dimensions), `hidden`, `dtype`."""
-        x, _, weight = call.tensors
-        return _NORM.dims(OpCall((x, weight), call.scalars))
+        x = call.tensors[0]
+        hidden = int(x.shape[-1])
+        return {"rows": x.numel() // max(1, hidden), "hidden": hidden, "dtype": name_of(x.dtype)}
 
     def example(self, dtype: str, device: str, seed: int) -> OpCall:
         """The norm's, with a residual."""

@@ -46,6 +46,16 @@ def check_expression(text: int | str, *, comparison: bool = False) -> None:
         raise ValueError(f"{text!r} is not a number")
 
 
+def names_in(text: int | str) -> tuple[list[str], list[str]]:
+    """Names, and texts to compare with, that a checked expression has, in their order."""
+    if isinstance(text, int):
+        return [], []
+    nodes = list(ast.walk(_parse(text)))
+    names = [node.id for node in nodes if isinstance(node, ast.Name)]
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return list(dict.fromkeys(names)), texts
+
+
 def evaluate(text: int | str, dims: Mapping[str, int | str]) -> int:
     """Value of an arithmetic expression over `dims`.
 

@@ -37,7 +37,8 @@ def test_the_file_names_its_op_and_its_class() -> None:
 
 
 def test_a_block_of_ours_in_the_file_comes_first(tmp_path: Path) -> None:
-    path = written(tmp_path, FORWARD, head="# /// e2e\n# op: rms_norm\n# entry: f\n# ///\n" + HEAD)
+    block = "# /// e2e\n# kind: module\n# op: rms_norm\n# entry: ModelNew\n# ///\n"
+    path = written(tmp_path, FORWARD, head=block + HEAD)
     assert read_kernel(str(path), op=None).format == "block"
 
 
@@ -190,7 +191,7 @@ def test_a_forward_with_more_arguments_than_the_op_is_told_at_once(tmp_path: Pat
 
 def test_an_entry_that_is_no_module_is_told(tmp_path: Path) -> None:
     path = tmp_path / "k.py"
-    path.write_text("# /// e2e\n# op: rms_norm\n# entry: f\n# binding: module\n# ///\ndef f(x): return x\n")
+    path.write_text("# /// e2e\n# op: rms_norm\n# entry: f\n# binding: module\n# ///\nf = len\n")
     assert "'f' is not a class derived from torch.nn.Module" in problem(path, tmp_path)
 
 

@@ -45,7 +45,7 @@ def test_cuda_is_compiled_as_the_harness_does_and_that_is_said(tmp_path: Path) -
 
 def test_a_block_of_ours_comes_first(tmp_path: Path) -> None:
     block = "// /// e2e\n// op: rms_norm\n// entry: go\n// backward: back\n// ///\n"
-    kernel = read_kernel(str(written(tmp_path, block, bindings='m.def("go", &go);')), op=None)
+    kernel = read_kernel(str(written(tmp_path, block, bindings='m.def("go", &go); m.def("back", &back);')), op=None)
     assert (kernel.format, kernel.manifest.binding, kernel.manifest.backward) == ("block", "torch", "back")
 
 

@@ -19,7 +19,7 @@ from e2e.schema.kernel import Kernel
 KERNELS = Path(__file__).parents[1] / "kernels"
 TVM = "TVM_FFI_DLL_EXPORT_TYPED_FUNC({0}, {0}_impl);\n"
 LAUNCH = "launch: {grid: [1], block: [1]}"
-BARE = 'extern "C" __global__ void {0}(float* x) {{}}\n'
+BARE = 'extern "C" __global__ void {0}(float* x, float* w, float eps, float* out) {{}}\n'
 
 
 @pytest.fixture
@@ -69,13 +69,13 @@ def test_a_raw_block_takes_its_dtypes_from_its_entries(folder: Path) -> None:
 
 
 def test_windows_line_ends_and_a_byte_order_mark_do_no_harm(folder: Path) -> None:
-    text = "\ufeff" + (block("op: rms_norm", "entry: f", mark="#") + "def f(): ...\n").replace("\n", "\r\n")
+    text = "\ufeff" + (block("op: rms_norm", "entry: f", mark="#") + "def f(*call): ...\n").replace("\n", "\r\n")
     Path("k.py").write_bytes(text.encode())
     assert read_kernel("k.py", op=None).manifest.binding == "python"
 
 
 def test_the_blocks_of_other_tools_are_left_alone(folder: Path) -> None:
-    text = "# /// script\n# dependencies = []\n# ///\n" + block("op: rms_norm", mark="#") + "def forward(): ...\n"
+    text = "# /// script\n# dependencies = []\n# ///\n" + block("op: rms_norm", mark="#") + "def forward(*call): ...\n"
     assert read("k.py", text).block_line == 4
 
 
@@ -156,7 +156,8 @@ def test_the_file_and_the_option_may_not_disagree_about_the_op(folder: Path) -> 
 
 
 def test_an_op_with_a_parameter_is_checked_up_to_its_colon(folder: Path) -> None:
-    assert read("k.py", block("op: module:LlamaMLP", "entry: f", mark="#")).manifest.op == "module:LlamaMLP"
+    kernel = read("k.py", block("op: module:LlamaMLP", "entry: f", mark="#") + "f = max\n")
+    assert kernel.manifest.op == "module:LlamaMLP"
     assert "did you mean 'module'?" in refused("k.py", block("op: modul:X", "entry: f", mark="#"))
     assert "something must follow the colon" in refused("k.py", block("op: 'module:'", "entry: f", mark="#"))
 
@@ -180,12 +181,12 @@ def test_the_option_says_the_op_when_the_name_does_not(folder: Path) -> None:
 def test_the_function_named_like_the_op_is_the_entry(folder: Path) -> None:
     both = TVM.format("other") + TVM.format("rms_norm_forward")
     assert read("rms_norm.cpp", both).manifest.entry == "rms_norm_forward"
-    python = "import torch\n\ndef helper(): ...\n\ndef rms_norm(x): ...\n"
+    python = "import torch\n\ndef helper(): ...\n\ndef rms_norm(x, w, eps): ...\n"
     assert read("k.py", python, op="rms_norm").manifest.entry == "rms_norm"
 
 
 def test_the_only_public_function_is_the_entry(folder: Path) -> None:
-    text = "@triton.jit\ndef kernel(): ...\n\ndef _helper(): ...\n\ndef launch(x): ...\n"
+    text = "@triton.jit\ndef kernel(): ...\n\ndef _helper(): ...\n\ndef launch(x, w, eps): ...\n"
     assert read("rms_norm.py", text).manifest.entry == "launch"
 
 

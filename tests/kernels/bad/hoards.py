@@ -15,5 +15,6 @@ def right(x, weight, eps):
 
 
 def norm(x, weight, eps):
-    while True:
+    while len(_KEPT) < 2**40:
         _KEPT.append(torch.ones(2**24))
+    return x

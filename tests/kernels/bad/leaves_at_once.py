@@ -14,3 +14,4 @@ import os
 
 def norm(x, weight, eps):
     os._exit(0)
+    return x

@@ -9,3 +9,4 @@ import sys
 
 def norm(x, weight, eps):
     sys.exit(0)
+    return x

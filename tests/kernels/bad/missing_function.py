@@ -2,11 +2,15 @@
 # op: rms_norm
 # entry: norm
 # ///
-"""Declares an entry that it does not have."""
+"""Declares an entry that is gone once the file has run, which its text does not say."""
 
 import torch
 
 
-def right(x, weight, eps):
+def norm(x, weight, eps):
     """The norm as it should be."""
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+
+right = norm
+del norm
