@@ -72,7 +72,7 @@ def signature_of(op: str) -> Signature | None:
     path = place.file if place else registry.path_of("ops", op.partition(":")[0])
     module = _parsed(path)
     name = place.attribute if place else _plugin(module)
-    if place and name not in _defined(module):
+    if place and name not in (*_defined(module), *_imports(module)):
         raise UsageError(f"op {path}: there is no {name!r} in it; it has: {', '.join(_defined(module)) or 'nothing'}")
     chain = list(_Classes(module).chain(name))
     schemas = [item.value for item in _stated(chain, "schema") if isinstance(item, ast.Constant)]
@@ -103,6 +103,12 @@ def _defined(module: ast.Module) -> list[str]:
     assigned = [node for node in module.body if isinstance(node, ast.Assign | ast.AnnAssign)]
     values = [ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target) for node in assigned]
     return [name for name in (*classes, *values) if not name.startswith("_")]
+
+
+def _imports(module: ast.Module) -> list[str]:
+    """Names that the file has from others; `*` may be any."""
+    imports = (node for node in ast.walk(module) if isinstance(node, ast.ImportFrom))
+    return [item.asname or item.name for node in imports for item in node.names]
 
 
 def _plugin(module: ast.Module) -> str:

@@ -244,11 +244,12 @@ def _beside(manifest: Manifest, call: _Call | None) -> Iterator[Wanted]:
             counts = None if is_free else frozenset(beside + per_tensor * n for n in range(needed, most + 1))
         yield Wanted(("backward",), str(manifest.backward), None, counts=counts)
     if manifest.prepare is not None:
-        kinds = None
+        kinds = outputs = None
         if call is not None and call.signature.parameters:
             handed = manifest.prepared if manifest.takes_outputs else []
             kinds = ["Tensor"] * (len(call.signature.parameters) + len(handed))
-        yield Wanted(("prepare",), manifest.prepare, kinds)
+            outputs = None if manifest.takes_outputs else len(manifest.prepared or call.signature.parameters)
+        yield Wanted(("prepare",), manifest.prepare, kinds, outputs=outputs)
 
 
 def _of_function(wanted: Wanted, source: Source, manifest: Manifest) -> Mistakes:

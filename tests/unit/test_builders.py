@@ -539,10 +539,10 @@ def test_a_python_kernel_is_its_function(shared_cache: Path) -> None:
 def test_python_arguments_come_in_the_manifests_order(folder: Path, shared_cache: Path) -> None:
     edit(folder / "plain_norm.py", "# entry: plain_norm", "# entry: plain_norm\n# args: [weight, x, eps]")
     edit(folder / "plain_norm.py", "(x, weight, eps)", "(weight, x, eps)")
-    check_norm(bind(build(folder / "plain_norm.py", target(shared_cache))))
-    edit(folder / "plain_norm.py", "[weight, x, eps]", "[weight, x, epsilon]")
+    built = build(folder / "plain_norm.py", target(shared_cache))
+    check_norm(bind(built))
     with pytest.raises(CandidateError, match="args: no 'epsilon' in this op"):
-        bind(build(folder / "plain_norm.py", target(shared_cache)))
+        bind(changed(built, args=["weight", "x", "epsilon"]))
 
 
 def test_a_failing_import_is_told_with_its_line(shared_cache: Path) -> None:
@@ -559,11 +559,10 @@ def test_a_python_syntax_error_fails_the_build_with_its_line(folder: Path, share
     assert (error.code, error.line) == ("build_failed", 13)
 
 
-def test_a_missing_python_entry_names_what_is_there(folder: Path, shared_cache: Path) -> None:
-    edit(folder / "plain_norm.py", "entry: plain_norm", "entry: fancy_norm")
-    built = build(folder / "plain_norm.py", target(shared_cache))
+def test_a_missing_python_entry_names_what_is_there(shared_cache: Path) -> None:
+    built = build(KERNELS / "plain_norm.py", target(shared_cache))
     with pytest.raises(CandidateError, match="'fancy_norm' is not in it; it has: plain_norm"):
-        bind(built)
+        bind(changed(built, entry="fancy_norm"))
 
 
 def test_a_python_file_that_changes_during_the_run_is_refused(folder: Path, shared_cache: Path) -> None:

@@ -145,7 +145,7 @@ def test_sites_in_which_other_channels_are_pairs_are_incompatible_in_words(tmp_p
 
 def read(tmp_path: Path, *rows: str, op: str | None = None) -> Any:
     path = tmp_path / "k.py"
-    path.write_text("\n".join(["# /// e2e", *(f"# {row}" for row in rows), "# ///", "def f(): ..."]))
+    path.write_text("\n".join(["# /// e2e", *(f"# {row}" for row in rows), "# ///", "def f(*call): ..."]))
     return read_kernel(str(path), op=op).manifest
 
 

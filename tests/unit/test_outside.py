@@ -63,7 +63,7 @@ def test_a_file_without_the_op_is_the_callers_mistake(tmp_path: Path, text: str,
 
 def test_the_parent_reads_the_file_and_does_not_run_it(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
-    file.write_text("raise SystemExit('run')\n")
+    file.write_text("raise SystemExit('run')\nclass Op: ...\n")
     kernel = read_kernel(str(KERNEL), op=f"{file}:Op")
     assert kernel.manifest.op == f"{file}:Op"
     assert kernel.op_sha256 == hashlib.sha256(file.read_bytes()).hexdigest()

@@ -127,7 +127,7 @@ def test_scratch_memory_is_made_in_the_size_that_the_block_says(tmp_path: Path, 
         ("rows, 2, float32", "rows, 2", "must be sizes, then a dtype"),
         ("rows, 2, float32", "rows * , float32", "not an expression"),
         ("hidden]", "hidden, total]", "must name `total` once"),
-        ("rows, 2, float32", "columns, 2, float32", "unknown name 'columns'"),
+        ("rows, 2, float32", "columns, 2, float32", "rms_norm has no dimension 'columns'"),
     ],
 )
 def test_mistakes_in_scratch_memory_are_named(tmp_path: Path, cache: Path, old: str, new: str, said: str) -> None:
@@ -140,6 +140,8 @@ def test_mistakes_in_scratch_memory_are_named(tmp_path: Path, cache: Path, old: 
 def test_a_backward_that_is_not_exported_is_named(tmp_path: Path, cache: Path) -> None:
     path = tmp_path / "norm.cpp"
     shipped = (SHIPPED / "rmsnorm_train.cpp").read_text()
-    path.write_text(shipped.replace("backward: rms_norm_backward", "backward: back"))
+    wrong = shipped.replace("backward: rms_norm_backward", "backward: back")
+    (tmp_path / "more.h").write_text("")
+    path.write_text(f'{wrong}#include "more.h"\n')  # which could export more than the text shows
     with pytest.raises(CandidateError, match="'back' is not exported; exported: rms_norm_backward, rms_norm_forward"):
         bound(path, cache)

@@ -256,10 +256,32 @@ def changed(tmp_path: Path, file: str, old: str, new: str) -> Path:
 @pytest.mark.parametrize(
     ("file", "old", "new", "said"),
     [
-        ("prepared_linear.cpp", "prepare: turn", "prepare: spin", "prepare: 'spin' is not exported; exported: linear"),
-        ("prepared_linear.py", "prepare: widen", "prepare: spin", "'spin' is not in it; it has: widen, linear"),
-        ("prepared_linear.py", ', {start: "outputs, float64"}', "", "prepare: gave 2 tensors, where 1 are expected"),
-        ("prepared_linear.cpp", '"inputs, outputs, float32"', '"columns, float32"', "prepared: .*columns"),
+        (
+            "prepared_linear.cpp",
+            "prepare: turn",
+            "prepare: spin",
+            "prepare: no function 'spin' in this file; known: turn, linear",
+        ),
+        (
+            "prepared_linear.py",
+            "prepare: widen",
+            "prepare: spin",
+            "no function 'spin' in this file; known: widen, linear",
+        ),
+        (
+            "prepared_linear.py",
+            "def widen(",
+            "globals()\n\n\ndef wide_as(",
+            "'widen' is not in it; it has: wide_as, linear",
+        ),
+        ("prepared_linear.py", ', {start: "outputs, float64"}', "", "linear takes 3 arguments"),
+        ("prepared_linear.py", ", start.double()", "", "prepare: gave 1 tensors, where 2 are expected"),
+        (
+            "prepared_linear.cpp",
+            '"inputs, outputs, float32"',
+            '"columns, float32"',
+            "linear has no dimension 'columns'",
+        ),
         (
             "prepared_linear.cpp",
             "// prepared: [{turned",
@@ -278,7 +300,7 @@ def test_mistakes_are_named(file: str, old: str, new: str, said: str, tmp_path: 
 def test_an_op_whose_sites_have_no_parameters_prepares_nothing(tmp_path: Path) -> None:
     path = tmp_path / "silu.py"
     path.write_text("# /// e2e\n# op: silu\n# entry: f\n# prepare: g\n# ///\ndef f(x): ...\ndef g(): ...\n")
-    with pytest.raises(CandidateError, match="prepare: a site of silu has no parameters"):
+    with pytest.raises(UsageError, match="prepare: a site of silu has no parameters"):
         bound(path, tmp_path, registry.load_op("silu"))
 
 
