@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import struct
 import textwrap
@@ -15,14 +14,17 @@ from typing import Any
 import pytest
 
 import e2e
-from e2e import external
-from e2e.commands import _numbers, difference
+from e2e import external, registry
+from e2e.commands import _numbers, difference, token
 from e2e.configuration import load_workload
 from e2e.errors import UsageError
+from e2e.protocols import BuildTarget
+from e2e.reading import read_kernel
 from e2e.reports.text import PLUGIN as TEXT
 from e2e.schema.result import Result
 from e2e.schema.words import Mode, Outcome, ReasonCode
 from e2e.schema.workload import cells_of
+from e2e.stages.command import _kernel
 from tests.fakes import policy
 
 REPOSITORY = Path(__file__).parents[2]
@@ -289,16 +291,9 @@ def test_secrets_reach_no_command(case: Case, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_a_command_leaves_running_ends_with_it(case: Case) -> None:
-    left = (
-        "import subprocess, sys; pid = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid\n"
-    )
-    left += f"open({str(case.folder / 'pids')!r}, 'a').write(f'{{os.readlink(\"/proc/self\")}} {{pid}}\\n')\n"
+    left = "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
     assert case.run(changed("y = norm", left + "y = norm")).error is None
-    assert not [
-        process
-        for process in Path("/proc").glob("[0-9]*/cmdline")
-        if b"time.sleep(600)" in _read(process) and os.getpid() != int(process.parent.name)
-    ]
+    assert not [process for process in Path("/proc").glob("[0-9]*/cmdline") if b"time.sleep(600)" in _read(process)]
 
 
 def _read(path: Path) -> bytes:
@@ -306,6 +301,43 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:
         return b""
+
+
+def test_nothing_else_opens_a_command(case: Case) -> None:
+    case.run(until="build")
+    workload = load_workload(str(case.folder / "mine.yaml")).workload
+    with pytest.raises(UsageError, match="e2e does not see into a program of your own"):
+        registry.load("tasks", "command").open(workload, cells_of(workload)[0], root=case.folder, device="cpu", seed=0)
+
+
+# ---- The kernel
+
+
+@pytest.mark.parametrize("source", ["kernels/rmsnorm.cpp", "tests/kernels/reordered.cpp"], ids=["last", "elsewhere"])
+def test_a_built_library_is_loaded_counted_and_zeroed_where_its_outputs_are(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, e2e_cache: Path
+) -> None:
+    import torch
+
+    monkeypatch.setattr(external, "_loaded", [])
+    kernel = read_kernel(str(REPOSITORY / source), op="rms_norm")
+    target = BuildTarget(device="cpu", arch=None, cache=e2e_cache / "kernels", timeout_s=240)
+    asked = _kernel(registry.load("builders", kernel.manifest.binding).build(kernel, target), "float32")
+    (tmp_path / "kernel.json").write_text(json.dumps({**asked, "nonce": "n"}))
+    monkeypatch.setenv("E2E_KERNEL", str(tmp_path / "kernel.json"))
+    monkeypatch.setenv("E2E_OUT", str(tmp_path))
+    sums = {}
+    for arm in ("candidate", "mutant"):
+        monkeypatch.setenv("E2E_ARM", arm)
+        call, out = external.kernel(), torch.ones(3, 5)
+        assert call is not None
+        x, weight = torch.full((3, 5), 2.0), torch.full((5,), 3.0)
+        call(*((x, weight, 1e-6, out) if source.startswith("kernels") else (out, 1e-6, 5, 3, weight, x)))
+        sums[arm] = float(out.abs().sum())
+        external.report(1.0, {"y": out})
+    assert sums["candidate"] > 0 == sums["mutant"]
+    said = json.loads((tmp_path / "report.json").read_text())
+    assert {"calls": 2, "token": token({**asked, "nonce": "n"})} == said["receipt"] and said["zeroed"]
 
 
 # ---- The file
