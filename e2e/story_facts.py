@@ -129,7 +129,7 @@ def _model_check(check: ModelCheck | None, numerics: NumericsVerdict) -> Facts:
     error = "not measured"
     if numerics.model_ratio is not None:
         error = f"{ratio(numerics.model_ratio)} the baseline's own"
-    elif check.error_candidate is not None:  # the baseline has none
+    elif check.error_candidate is not None and not check.error_baseline:  # of nothing there is no multiple
         error = f"{small(check.error_candidate)}, allowed {small(check.allowed)}"
     answer = check.answer
     parts = [f"error against {check.reference}: {error}"]
