@@ -8,7 +8,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from e2e.judge import judge
 from e2e.measure.devices import Device, cuda_devices, find_device, reserved
 from e2e.measure.machine import Watch, thread_count
 from e2e.measure.schedule import SeedSource
-from e2e.preflight import check_fit, check_model, check_places, check_repeat, check_task, check_together
+from e2e.preflight import check_command, check_fit, check_model, check_places, check_repeat, check_task, check_together
 from e2e.protocols import BuildTarget, Built, Progress
 from e2e.reading import read_kernel
 from e2e.request import Loaded, Request, policy_of
@@ -39,6 +39,7 @@ from e2e.schema.result import Result
 from e2e.schema.words import ReasonCode, Stage
 from e2e.schema.workload import Cell, cells_of
 from e2e.sources import relative_name
+from e2e.stages import command
 from e2e.stages.afterwards import look_back
 from e2e.stages.check import check
 from e2e.stages.course import Course
@@ -117,6 +118,8 @@ def load(request: Request) -> Loaded:
     if request.repeat is not None:
         check_repeat(request.repeat, workload, kernels)
     policy, policy_overrides = policy_of(request, workload)
+    if workload.workload.is_command:
+        check_command(workload, kernels, policy)
     check_model(workload)
     device = _device(request, kernels)
     seed = secrets.randbelow(SEED_SPACE) if request.seed is None else request.seed
@@ -135,6 +138,10 @@ def load_without_kernel(request: Request, *, policy: str, command: str) -> Loade
     if request.budget_s is not None:
         rules = rules.model_copy(update={"budgets": rules.budgets.model_copy(update={"cell_s": request.budget_s})})
     check_task(workload)
+    if workload.workload.is_command:
+        raise UsageError(
+            f"`e2e {command}` does not see into a program of your own; `e2e validate` runs a task: command"
+        )
     check_model(workload)
     if workload.workload.trains:
         raise UsageError(f"`e2e {command}` takes no training steps yet: give it an inference workload")
@@ -231,11 +238,12 @@ def collect(loaded: Loaded, cell: Cell, run: store.Run, progress: Progress) -> E
     for missed in pins_missed(course.evidence, course.policy.pins):
         progress.note(f"this run cannot count under policy {course.policy.name}: {missed}")
     try:
-        if loaded.request.until is not Stage.BUILD:
+        is_command = loaded.workload.workload.is_command
+        if loaded.request.until is not Stage.BUILD and not is_command:
             course.crew.start()  # before the compiler, whose time the imports then share
         _build(course, loaded, run)
         if not course.evidence.faults and loaded.request.until is not Stage.BUILD:
-            _stages(course)
+            _stages(course, command.STAGES if is_command else STAGES)
     except (E2EError, KeyboardInterrupt) as error:
         raise Interrupted(error, cell, course.evidence) from error
     finally:
@@ -264,9 +272,9 @@ def _build(course: Course, loaded: Loaded, run: store.Run) -> None:
     course.finish(Stage.BUILD)
 
 
-def _stages(course: Course) -> None:
+def _stages(course: Course, stages: Sequence[tuple[Stage, Callable[[Course], None]]]) -> None:
     try:
-        for stage, work in STAGES:
+        for stage, work in stages:
             if stage.rank > course.evidence.stage_asked.rank or _is_final(course):
                 break
             if course.deadline.left_s <= 0:
@@ -341,7 +349,12 @@ def course_of(
 def exam_of(loaded: Loaded, cell: Cell) -> Exam:
     """Inputs of the model-level check: of the caller's seed, else of the one in use here; fresh where that is asked."""
     policy, workload = loaded.policy, loaded.workload
-    if not policy.numerics.reuse or policy.pins.fresh_seed or loaded.request.until is Stage.BUILD:
+    if (
+        workload.workload.is_command
+        or not policy.numerics.reuse
+        or policy.pins.fresh_seed
+        or loaded.request.until is Stage.BUILD
+    ):
         return Exam(loaded.seed)
     asked = [
         workload.workload.model_dump(mode="json"),

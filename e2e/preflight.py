@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from e2e import registry
+from e2e.arm_names import is_adopted
 from e2e.configuration import YAML_SUFFIXES, LoadedWorkload
 from e2e.errors import EnvironmentFault, UsageError
 from e2e.formats._names import SUFFIXES as KERNEL_SUFFIXES
 from e2e.model_files import is_needed, place_of
 from e2e.request import Repeat
 from e2e.schema.kernel import Kernel
-from e2e.schema.policy import FEWEST_WORKERS, MOST_WORKERS
+from e2e.schema.policy import FEWEST_WORKERS, MOST_WORKERS, Policy
 from e2e.schema.words import Outcome
 from e2e.schema.workload import SYNTHETIC, cells_of
 from e2e.yaml_lines import printable
@@ -125,6 +128,34 @@ def check_task(workload: LoadedWorkload) -> None:
             raise UsageError(f"{workload.path}: step: the task {task} has no {step}; it has: {', '.join(steps)}")
 
 
+def check_command(workload: LoadedWorkload, kernels: Sequence[Kernel], policy: Policy) -> None:
+    """The program exists, and nothing is asked that e2e could only do from inside it.
+
+    Raises:
+        UsageError: it does not; or something is.
+    """
+    where = f"{workload.path}: task: command"
+    if len(kernels) > 1:
+        raise UsageError(f"{where}: it takes one kernel, and {len(kernels)} are given")
+    if kernels[0].manifest.kind == "patch":
+        raise UsageError(f"{where}: {kernels[0].spec} is a patch, which goes into a model that e2e has built")
+    if policy.objective != "latency":
+        raise UsageError(
+            f"{where}: policy {policy.name}, objective: {policy.objective}: only `latency` can be compared"
+        )
+    if others := [name for name in policy.opponents if is_adopted(name)]:
+        raise UsageError(
+            f"{where}: policy {policy.name}, opponents: {others[0]}: the command runs one kernel at a time"
+        )
+    program = workload.workload.command.argv[0]
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    beside = workload.path.parent / program
+    if "/" in program and not os.access(beside, os.X_OK):
+        raise UsageError(f"{workload.path}: command.argv: no program {beside} that could be run")
+    if "/" not in program and shutil.which(program, path=path) is None:
+        raise UsageError(f"{workload.path}: command.argv: no program {program!r} on the PATH")
+
+
 def check_model(workload: LoadedWorkload) -> None:
     """Local files exist; a hub model is cached, or its hub answers. Seconds, not minutes.
 
@@ -139,7 +170,7 @@ def check_model(workload: LoadedWorkload) -> None:
     home = spec.factory.rpartition(":")[0] if spec.factory else ""
     if home.endswith(".py") and not (root / home).is_file():
         raise UsageError(f"{workload.path}: model.factory: no file {root / home}")
-    if is_needed(spec):
+    if is_needed(spec) and not workload.workload.is_command:
         place = place_of(spec, root)
         if place.hub is not None:
             _check_hub(place.hub, spec.revision or "main")

@@ -39,7 +39,11 @@ def _decision(result: Result, deciding: CellResult | None) -> str:
     row = _row(result, deciding)
     if result.outcome is Outcome.CONFIRMED:
         what = "needs less memory" if _is_memory(result) else "makes the step faster"
-        than = opponent(result.policy.decides) if result.policy else "the strongest PyTorch path"
+        than = (
+            opponent(result.policy.decides, is_command=result.is_command)
+            if result.policy
+            else "the strongest PyTorch path"
+        )
         margin = f" by more than {percent(result.policy.margin)}" if result.policy and not _is_memory(result) else ""
         some = " in the cells where it wins" if len(result.cells) > 1 else ""
         return f"Adopt it{some}: it is correct here, and {what} than {than}{margin}."

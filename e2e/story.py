@@ -44,6 +44,10 @@ _TONES: dict[Outcome, Tone] = {
     Outcome.INCORRECT: "bad",
     Outcome.FAILED: "bad",
 }
+_EXTERNAL = (
+    "EXTERNAL, TRUST LIMITED: a program of the user's own ran and timed the step; e2e ordered its processes, and "
+    "compared what they handed back."
+)
 _CLAIMS = {"any": "one or more", "all": "each"}
 _REASONS_SHOWN = 8
 _SAID_ELSEWHERE = (ReasonCode.RANDOM_WEIGHTS, ReasonCode.CANNOT_SEE)
@@ -143,7 +147,10 @@ def _sentence(result: Result, deciding: CellResult | None) -> str | None:
     if asked is Stage.CHECK or result.policy is None:
         passes = "builds and gives" if one else "build and give together"
         return clean(f"{what} {passes} right outputs in {where}.")
-    opponent, margin = wording.opponent(result.policy.decides), percent(result.policy.margin)
+    opponent, margin = (
+        wording.opponent(result.policy.decides, is_command=result.is_command),
+        percent(result.policy.margin),
+    )
     makes = "makes" if one else "together make"
     many = len(result.cells) > 1
     if many:
@@ -163,7 +170,7 @@ def _named(kernel: Kernel) -> str:
 
 
 def _marks(result: Result) -> tuple[str, ...]:
-    marks = []
+    marks = [_EXTERNAL] if result.is_command else []
     if result.random_weights or any(cell.evidence.random_weights for cell in result.cells):
         marks.append("RANDOM WEIGHTS: time and memory are real; drift and outputs mean little.")
     models = [cell.evidence.model for cell in result.cells if cell.evidence.model is not None]

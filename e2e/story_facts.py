@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from statistics import median
 
 from e2e.rules.lossy import kl_added
 from e2e.schema.evidence import (
@@ -57,13 +58,14 @@ def facts_of(result: Result, cell: CellResult, *, is_deciding: bool) -> tuple[tu
         *_lossy(evidence, result.policy),
         *_exam(evidence.exam),
         *_training(evidence.training),
-        *_engagement(evidence.engagement),
+        *(_processes(evidence) if evidence.command_runs else _engagement(evidence.engagement)),
         *(_memory(verdict.memory) if evidence.stage_asked.rank >= Stage.SCREEN.rank else ()),
         *_generation(evidence),
         *_resolution(evidence, verdict, result.policy),
     ]
     if is_deciding:
-        facts += [*_selftest(result), *_set_up(result, evidence), *_time(result, evidence)]
+        facts += [*_selftest(result), *([] if evidence.command_runs else _set_up(result, evidence))]
+        facts += [*_time(result, evidence)]
         facts += [*_claim(result), *scope(result, cell)]
     return tuple((label, clean(text)) for label, text in facts)
 
@@ -124,8 +126,11 @@ def _op_checks(checks: list[OpCheck], numerics: NumericsVerdict, policy: Policy 
 def _model_check(check: ModelCheck | None, numerics: NumericsVerdict) -> Facts:
     if check is None:
         return
-    known = numerics.model_ratio is not None
-    error = f"{ratio(numerics.model_ratio)} the baseline's own" if known else "not measured"
+    error = "not measured"
+    if numerics.model_ratio is not None:
+        error = f"{ratio(numerics.model_ratio)} the baseline's own"
+    elif check.error_candidate is not None and not check.error_baseline:  # of nothing there is no multiple
+        error = f"{small(check.error_candidate)}, allowed {small(check.allowed)}"
     answer = check.answer
     parts = [f"error against {check.reference}: {error}"]
     if answer.is_distribution:
@@ -220,6 +225,19 @@ def _engagement(seen: Engagement | None) -> Facts:
         yield "left out", f"and {count(len(left_out) - _SITES_SHOWN, 'more site')}"
 
 
+def _processes(evidence: Evidence) -> Facts:
+    """Of a command: the proof, and what e2e's own clock saw of its processes."""
+    if evidence.engagement is not None:
+        yield "ran", evidence.engagement.proof
+    walls = []
+    for arm in (evidence.candidate, evidence.baseline):
+        own = [run.wall_s for run in evidence.command_runs if run.arm == arm and run.worker is not None]
+        walls += [duration(median(own), digits=3)] if own else []
+    if len(walls) == 2:
+        text = f"{count(len(evidence.command_runs), 'process', 'processes')}, one after the other; by e2e's clock"
+        yield "processes", f"{text} a whole one takes {walls[0]} with the kernel, {walls[1]} without"
+
+
 def _memory(memory: MemoryVerdict) -> Facts:
     """The figure that decides first; `memory_figures` has the others."""
     known = memory_figures(memory)
@@ -246,7 +264,9 @@ def _resolution(evidence: Evidence, verdict: Verdict, policy: Policy | None) -> 
     if latency.half_width is not None:
         margin = f" for a margin of {percent(policy.margin)}" if policy else ""
         text = f"half-width {percent(latency.half_width, digits=2)}{margin}:"
-        text += f" {count(latency.blocks, 'mirrored block')} in {count(latency.processes, 'worker')}"
+        where = "group of processes" if evidence.command_runs else "worker"
+        where = count(latency.processes, where, "groups of processes" if evidence.command_runs else None)
+        text += f" {count(latency.blocks, 'mirrored block')} in {where}"
         if latency.against:
             text += f", {percent(latency.against[0].speedup.confidence_level)} confidence"
         if latency.detectable_ratio is not None:
@@ -257,7 +277,8 @@ def _resolution(evidence: Evidence, verdict: Verdict, policy: Policy | None) -> 
         found = f"mismatches: {', '.join(audit.mismatches)}" if audit.mismatches else "no mismatch"
         if audit.spread_ratio is not None:
             found += f" beyond the baseline's own spread between runs ({audit.spread_ratio:.1e})"
-        replayed = f"{audit.steps_audited:,} of {count(audit.steps_timed, 'timed step')}"
+        what = "timed run" if evidence.command_runs else "timed step"
+        replayed = f"{audit.steps_audited:,} of {count(audit.steps_timed, what)}"
         yield "verified", f"{replayed} replayed in another process: {found}"
     busy = evidence.device.busy_ratio if evidence.device else None
     if busy is not None:
@@ -350,7 +371,7 @@ def scope(result: Result, deciding: CellResult) -> Facts:
     held += [device.name] if device else []
     held += [f"torch {torch}"] if (torch := package(result, "torch")) else []
     finished = deciding.evidence.stage_finished
-    if result.policy is not None and finished is Stage.VERDICT:
+    if result.policy is not None and finished is Stage.VERDICT and not result.is_command:
         held.append(f"modes {', '.join(result.policy.modes)}")
     if finished is not None:
         yield "holds for", "; ".join(held)

@@ -115,7 +115,8 @@ def first_sections(result: Result, cell: CellResult, prefix: str, *, is_deciding
     title = "Speed, provisional" if cell.evidence.stage_finished is Stage.SCREEN else "Speed"
     starred = any("*" in row[-1] for row in speed.rows)
     chosen = cell.evidence.candidate
-    lines: tuple[str, ...] = (f"the kernel runs in its best mode: {arm(chosen)}",) if chosen else ()
+    is_told = chosen is not None and not cell.evidence.command_runs
+    lines: tuple[str, ...] = (f"the kernel runs in its best mode: {arm(str(chosen))}",) if is_told else ()
     lines += ("* decides the outcome",) if starred else ()
     return [Section(f"{prefix}{title}", speed, lines=lines), Section(f"{prefix}Evidence", facts=facts)]
 
@@ -147,8 +148,9 @@ def _interaction(seen: Estimate | None) -> tuple[str, ...]:
 
 def detail_sections(cell: CellResult, prefix: str) -> list[Section]:
     """Every arm tried, and where the step's time goes."""
+    arms = [] if cell.evidence.command_runs else [_arms(cell.evidence)]
     return [
-        Section(f"{prefix}Every way tried (pilot runs)", _arms(cell.evidence)),
+        *(Section(f"{prefix}Every way tried (pilot runs)", table) for table in arms),
         Section(f"{prefix}Memory, of either arm alone in a process", _memory(cell.verdict.memory)),
         _kernels(cell.evidence, f"{prefix}Operators and device kernels, per step"),
     ]
@@ -173,7 +175,9 @@ def _speed(evidence: Evidence, latency: Latency, policy: Policy | None) -> Table
             quotient = _quotient(seconds, alone.candidate_s)
             rows.append((f"op alone: {name}{whose}", *times, ratio(quotient), ""))
             marks.append(Mark("dot", quotient, "control") if quotient else None)
-    titles = {"best_pytorch": "step: best PyTorch,", "as_shipped": "step:"}
+    baseline = "as it is" if evidence.command_runs else "PyTorch"
+    best = "step:" if evidence.command_runs else "step: best PyTorch,"
+    titles = {"best_pytorch": best, "as_shipped": "step:"}
     deciding = policy.decides if policy and policy.objective == "latency" and len(latency.against) > 1 else None
     for item in latency.against:
         decides = item.opponent == deciding
@@ -192,7 +196,7 @@ def _speed(evidence: Evidence, latency: Latency, policy: Policy | None) -> Table
         if found is not None:
             rows.append((f"step: {name}", "", "", estimate(found), word))
             marks.append(interval_mark(found, "control"))
-    header = ("against", "PyTorch", "kernel", "ratio, above 1 is faster", "outcome")
+    header = ("against", baseline, "kernel", "ratio, above 1 is faster", "outcome")
     return Table(header, tuple(rows), _ratio_strip("ratios with their intervals", marks, policy, main))
 
 

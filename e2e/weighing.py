@@ -126,6 +126,8 @@ def weigh(evidence: Evidence, policy: Policy) -> Case:
     Raises:
         ValueError: a segment without steps or without time.
     """
+    if evidence.command_runs:  # every block of theirs is a group of processes of its own
+        policy = policy.model_copy(update={"blocks": 1})
     timed = _of_verdict(evidence)
     sham = _speedup(_blocks(timed, policy, arm=_sham_arm(evidence), other=evidence.baseline), policy)
     deciding = opponent_arm(evidence, policy.decides)

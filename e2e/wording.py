@@ -25,6 +25,7 @@ _MODES = {
     Mode.REDUCE_OVERHEAD: "compile reduce-overhead",
     Mode.CUDA_GRAPH: "eager in a CUDA graph",
     Mode.MAX_AUTOTUNE: "compile max-autotune",
+    Mode.COMMAND: "the command as it is",
 }
 
 
@@ -35,8 +36,10 @@ def clean(text: str, limit: int = 400) -> str:
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
-def opponent(name: str) -> str:
+def opponent(name: str, *, is_command: bool = False) -> str:
     """`the strongest PyTorch path`; a kernel adopted earlier by its name."""
+    if is_command:
+        return "the command as it is"
     return _OPPONENTS.get(name) or f"the adopted {clean(name, 80)}"
 
 

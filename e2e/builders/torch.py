@@ -128,11 +128,15 @@ def _torch() -> _Torch:
     return _Torch(root, importlib.metadata.version("torch"), max(_STANDARD.findall(own), default="c++17"))
 
 
-def _loaded(built: Built) -> ModuleType:
-    kernel = built.kernel
+def module_name(kernel: Kernel) -> str:
+    """Under which its library was built, and has to be imported."""
     texts = b"\n".join(Path(path).read_bytes() for path in (str(kernel.path), *kernel.others))
     stated = [name.decode() for name in _STATED_NAME.findall(texts)]
-    name = stated[0] if stated and stated[0] != "TORCH_EXTENSION_NAME" else _NAME
+    return stated[0] if stated and stated[0] != "TORCH_EXTENSION_NAME" else _NAME
+
+
+def _loaded(built: Built) -> ModuleType:
+    name = module_name(built.kernel)
     loader = importlib.machinery.ExtensionFileLoader(name, built.artifact)
     spec = importlib.util.spec_from_file_location(name, built.artifact, loader=loader)
     assert spec is not None

@@ -66,8 +66,9 @@ def has_too_few_workers(case: Case) -> Iterator[Reason]:
     """The long run began, and ended before the first look."""
     workers = min(case.workers, case.evidence.workers_finished)
     if case.is_at_verdict and workers < case.policy.looks[0]:
-        blocks = f"with at least {case.policy.blocks} mirrored blocks"
-        message = f"{workers} worker processes finished {blocks}; a verdict needs {case.policy.looks[0]}"
+        done = f"worker processes finished with at least {case.policy.blocks} mirrored blocks"
+        done = "mirrored groups of processes finished" if case.evidence.command_runs else done
+        message = f"{workers} {done}; a verdict needs {case.policy.looks[0]}"
         yield Reason(code=ReasonCode.TOO_FEW_WORKERS, message=message)
 
 

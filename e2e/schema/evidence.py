@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from e2e.schema.command import CommandRun
 from e2e.schema.precision import Precision
 from e2e.schema.record import Record
 from e2e.schema.words import Mode, ReasonCode, Role, Stage
@@ -637,6 +638,8 @@ class Evidence(Record):
     """Of the strongest baseline and of the best candidate arm, where the step generates."""
     segments: list[Segment] = []
     """Stored in samples.csv, not in result.json."""
+    command_runs: list[CommandRun] = []
+    """Every process of a `task: command`, in their order."""
     clean_times: list[CleanTime] = []
     clean_works: list[str] = []
     """Baseline arms that failed beside the candidate, and work in the process that never held it."""

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from e2e.schema.record import Record
-from e2e.schema.words import WAIVABLE, Mode, ReasonCode, Stage
+from e2e.schema.words import MODES, WAIVABLE, Mode, ReasonCode, Stage
 from e2e.units import Ratio, Seconds
 
 
@@ -38,6 +38,9 @@ class Numerics(Record):
     lossy_nll_nats: float = Field(0.01, ge=0)
     """The same for the negative log-likelihood of the true next tokens: the upper 97.5 % bound of the paired difference
     from the baseline's, 1 % of perplexity. The form is METHOD.md B3.6's; its 0.002 needs more tokens than a run has."""
+    command_error: float | None = Field(None, gt=0)
+    """Of a `task: command`: most relative root-mean-square difference between its outputs with the kernel and its own
+    without, from one seed. None: what `command_error_of` says of the dtype."""
     training_steps: int = Field(32, ge=1)
     """Steps of the loss paths that a kernel for training is followed on. Source: Liger's convergence tests."""
     model_tokens: int = Field(4096, ge=1)
@@ -47,6 +50,12 @@ class Numerics(Record):
     reuse: bool = True
     """Whether the model-level comparison may have an earlier run's inputs, and then what the reference and the baseline
     made of them; a part of it is always computed again."""
+
+    def command_error_of(self, dtype: str) -> float:
+        """What is allowed where the policy states nothing. Assumed, not measured: some roundings through a model."""
+        if self.command_error is not None:
+            return self.command_error
+        return 1e-3 if dtype == "float32" else 0.03 if dtype == "bfloat16" else 0.01
 
 
 class Budgets(Record):
@@ -144,13 +153,13 @@ class Policy(Record):
     objective: Literal["latency", "memory"] = "latency"
     opponents: list[Opponent] = ["best_pytorch", "as_shipped"]
     decides: Opponent = Field("best_pytorch", validate_default=True)
-    modes: list[Mode] = Field(list(Mode), min_length=1)
+    modes: list[Mode] = Field(list(MODES), min_length=1)
     """Modes of baseline and candidate arms; one that cannot run here is shown with its reason."""
     required_modes: list[Mode] = Field(default=[])
     """Baseline modes without which there is no verdict; any other that cannot run here is merely shown."""
     wins: Literal["any", "all"] = "any"
     """Cells of a sweep that must show a gain; none may lose more than the margin either way."""
-    alternative_modes: list[Mode] = Field(default=list(Mode))
+    alternative_modes: list[Mode] = Field(default=list(MODES))
     """Modes in which the op's PyTorch alternatives compete; a compiler often makes them the same code anyway."""
     looks: list[int] = Field([5, 8, 12], min_length=1)
     """Worker processes at which the interval is looked at."""
@@ -200,6 +209,13 @@ class Policy(Record):
     def _is_an_opponent(cls, value: str, info: ValidationInfo) -> str:
         if value not in info.data.get("opponents", [value]):
             raise ValueError(f"`decides` must be one of `opponents`, and {value!r} is not")
+        return value
+
+    @field_validator("modes", "alternative_modes")
+    @classmethod
+    def _are_e2es_own(cls, value: list[Mode]) -> list[Mode]:
+        if Mode.COMMAND in value:
+            raise ValueError(f"must be among {', '.join(MODES)}; `command` is how a program of your own runs")
         return value
 
     @field_validator("required_modes")

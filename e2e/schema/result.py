@@ -202,3 +202,8 @@ class Result(Record):
     samples_sha256: str | None = None
     """Of samples.csv, so that an edited file is noticed."""
     random_weights: bool = False
+
+    @property
+    def is_command(self) -> bool:
+        """Whether a program of the user's own ran the step."""
+        return self.workload is not None and self.workload.is_command

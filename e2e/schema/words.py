@@ -72,6 +72,8 @@ class Mode(StrEnum):
     CUDA_GRAPH = "cuda-graph"
     """Eager code, captured once in a CUDA graph and replayed."""
     MAX_AUTOTUNE = "max-autotune"
+    COMMAND = "command"
+    """As the user's own program runs it (`task: command`); no policy can ask for it."""
 
     @property
     def rank(self) -> int:
@@ -87,6 +89,10 @@ class Mode(StrEnum):
     def is_graphed(self) -> bool:
         """Whether its steps are replays of a CUDA graph, which only a CUDA device has."""
         return self in (Mode.REDUCE_OVERHEAD, Mode.CUDA_GRAPH, Mode.MAX_AUTOTUNE)
+
+
+MODES = tuple(mode for mode in Mode if mode is not Mode.COMMAND)
+"""Modes in which e2e itself runs a step."""
 
 
 class ReasonKind(StrEnum):

@@ -11,6 +11,8 @@ from e2e.schema.record import Record
 
 Step = Literal["prefill", "decode", "generate", "train", "forward"]
 DType = Literal["float32", "float16", "bfloat16"]
+COMMAND = "command"
+"""The task whose step a program of the user's own runs."""
 SYNTHETIC = "synthetic"
 """`data.path` of inputs that are drawn, not read; every report says so."""
 
@@ -136,6 +138,26 @@ class TrainSpec(Record):
         return 3 if self.optimizer == "adamw" else 2 if self.momentum else 1
 
 
+class CommandSpec(Record):
+    """The program that a `task: command` runs, in a fresh process for every measurement; see `e2e.external`."""
+
+    argv: list[str] = []
+    """The program and its arguments; it runs in the workload file's folder."""
+    metric: Literal["seconds", "rate"] = "seconds"
+    """What it reports: seconds per step, or steps, tokens or images per second."""
+    sham: bool = False
+    """Whether it knows `E2E_ARM=sham`: the swap, with the original maths. Without it the program as it is stands in."""
+
+    @field_validator("argv")
+    @classmethod
+    def _are_words(cls, value: list[str]) -> list[str]:
+        if value and not value[0]:
+            raise ValueError("the first word is the program's name, and it is empty")
+        if any("\0" in word for word in value):
+            raise ValueError("no word of a command line can hold the character 0")
+        return value
+
+
 class Workload(Record):
     """What to run: model, data, task, step, cells."""
 
@@ -152,11 +174,36 @@ class Workload(Record):
     train: TrainSpec = TrainSpec()
     include: list[Literal["transfer"]] = Field(default_factory=list)
     """Parts of the pipeline that count as the step; `transfer`: inputs start on the host, in pinned memory."""
+    command: CommandSpec = CommandSpec()
+    """`task: command` only."""
     sites: list[str] = Field(default=["*"], min_length=1)
     """Where the op is looked for: globs over fully qualified module names; what none of them matches is left alone."""
     policy: str | None = None
     """Name of a built-in policy or path of a policy file; `--policy` wins over it."""
     description: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _need_not_say(cls, value: Any) -> Any:
+        """A command has model and data of its own: only the dtype has to be stated."""
+        if not isinstance(value, dict) or value.get("task") != COMMAND:
+            return value
+        model = value.get("model")
+        own = {"model": {"id": COMMAND, **model}} if isinstance(model, dict) else {}
+        return {"step": "forward", "data": {"path": SYNTHETIC}, "cells": {"batch": [1]}, **value, **own}
+
+    @model_validator(mode="after")
+    def _has_a_command(self) -> Workload:
+        if self.is_command and not self.command.argv:
+            raise ValueError("`task: command` needs `command: {argv: [program, argument, ...]}`")
+        if not self.is_command and self.command != CommandSpec():
+            raise ValueError(f"`command` goes with `task: command`, not with {self.task}")
+        return self
+
+    @property
+    def is_command(self) -> bool:
+        """Whether a program of the user's own runs the step."""
+        return self.task == COMMAND
 
     @property
     def trains(self) -> bool:

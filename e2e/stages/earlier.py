@@ -18,7 +18,7 @@ from e2e import wording
 from e2e.arm_names import ArmName, is_adopted
 from e2e.exam import identity_of
 from e2e.schema.record import Record
-from e2e.schema.words import Mode, Role
+from e2e.schema.words import MODES, Mode, Role
 from e2e.stages.course import Course
 from e2e.surroundings import packages
 from e2e.units import Seconds
@@ -75,8 +75,8 @@ def far_behind(times: Mapping[str, Seconds]) -> dict[Mode, str]:
     if not own:
         return {}
     strongest = min(own, key=lambda arm: own[arm])
-    found = {}
-    for mode in Mode:
+    found: dict[Mode, str] = {}
+    for mode in MODES:
         rivals = [step_s for arm, step_s in own.items() if arm.mode is mode]
         headroom = arms.get(ArmName(Role.HEADROOM, mode))
         best = min([*rivals, *([headroom] if headroom is not None else [])], default=0.0) / own[strongest]

@@ -223,6 +223,18 @@ def test_a_task_from_outside_is_checked_like_one_of_ours(validate: Callable[...,
     assert "SYNTHETIC DATA" in ended.out
 
 
+def test_a_program_of_ones_own_is_taken_to_a_verdict(validate: Callable[..., Ended]) -> None:
+    example = REPOSITORY / "examples" / "command"
+    ended = validate(example / "rms_norm.py", workload=example / "tiny_llama.yaml", until="verdict")
+    assert ended.result.stage is Stage.VERDICT
+    assert ended.result.outcome in (Outcome.CONFIRMED, Outcome.REFUTED, Outcome.INCONCLUSIVE), ended.reasons
+    evidence = ended.result.cells[0].evidence
+    assert evidence.engagement is not None and evidence.engagement.watermark_moved is True
+    assert evidence.model_check is not None and evidence.model_check.status == "passed"
+    assert evidence.workers_finished >= 5
+    assert "EXTERNAL, TRUST LIMITED" in ended.out
+
+
 def test_a_padded_batch_is_timed_and_audited_to_a_verdict(validate: Callable[..., Ended], tmp_path: Path) -> None:
     kernel = tmp_path / "layer_norm.py"
     kernel.write_text(

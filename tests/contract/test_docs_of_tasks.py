@@ -8,7 +8,7 @@ from pathlib import Path
 
 from e2e import registry
 from e2e.protocols import Session
-from e2e.schema.workload import Cells, DataSpec, ModelSpec, TrainSpec, Workload
+from e2e.schema.workload import Cells, CommandSpec, DataSpec, ModelSpec, TrainSpec, Workload
 
 REPOSITORY = Path(__file__).parents[2]
 DOC = (REPOSITORY / "docs" / "workloads.md").read_text()
@@ -40,7 +40,7 @@ def test_every_shipped_workload_is_listed() -> None:
 
 def test_every_field_is_listed() -> None:
     listed = set(re.findall(r"`([\w.]+)`", rows_after("| field | value | default |")))
-    inner = {"model": ModelSpec, "data": DataSpec, "train": TrainSpec}
+    inner = {"model": ModelSpec, "data": DataSpec, "train": TrainSpec, "command": CommandSpec}
     fields = {name for name in Workload.model_fields if name not in {*inner, "cells"}}
     fields |= {f"{name}.{field}" for name, record in inner.items() for field in record.model_fields}
     assert listed == fields | {f"cells.{field}" for field in Cells.model_fields}

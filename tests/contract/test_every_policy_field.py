@@ -12,7 +12,7 @@ import pytest
 from e2e.configuration import load_policy
 from e2e.schema.policy import Policy
 from e2e.schema.record import Record
-from e2e.schema.words import Mode
+from e2e.schema.words import MODES
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "workloads.md"
 NAMES, _, STANDARD, DEMO = range(4)
@@ -48,7 +48,7 @@ def in_words(name: str, value: Any) -> str:
     if name == "looks":
         return str(value)
     if isinstance(value, list):
-        return "all" if value == list(Mode) else ", ".join(value) or "none"
+        return "all" if value == list(MODES) else ", ".join(value) or "none"
     return str(value) if isinstance(value, str) else f"{value:.12g}"
 
 

@@ -15,12 +15,12 @@ from e2e import registry
 from e2e.configuration import load_workload
 from e2e.errors import UsageError
 from e2e.patch import copy_sharing_weights
-from e2e.schema.workload import cells_of
+from e2e.schema.workload import COMMAND, cells_of
 from tests.specimens import CLASSES, WORKLOADS, write_workloads
 
 torch.set_num_threads(1)
 
-TASKS = registry.names("tasks")
+TASKS = [name for name in registry.names("tasks") if name != COMMAND]
 STEPS = [(name, step) for name in TASKS for step in registry.load("tasks", name).steps]
 INFERENCE = [(name, step) for name, step in STEPS if step != "train"]
 
