@@ -24,8 +24,10 @@ class Timing(Opened):
         from e2e.arms import Arena
         from e2e.bound import Candidate
         from e2e.bound import Part as ArenaPart
+        from e2e.measure.heap import keep_freed
 
         torch.set_num_threads(self.threads)
+        keep_freed()
         parts = []
         for part, fit in zip(self.parts, map(set, fqns), strict=True):
             usable = [site for site in part.sites if site.fqn in fit]
