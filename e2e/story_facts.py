@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from statistics import median
 
+from e2e.rules import drift
 from e2e.rules.lossy import kl_added
 from e2e.schema.evidence import (
     Engagement,
@@ -140,6 +141,22 @@ def _model_check(check: ModelCheck | None, numerics: NumericsVerdict) -> Facts:
             f"same {top} {percent(check.top1_candidate, digits=5)} (baseline {percent(check.top1_baseline, digits=5)})",
         ]
     yield "model drift", "; ".join([*parts, count(check.tokens, answer.per)])
+    yield from _depth(check, numerics)
+
+
+def _depth(check: ModelCheck, numerics: NumericsVerdict) -> Facts:
+    """Where an error comes in, and whether it grows."""
+    known = drift.ratios(check.depth)
+    if not known:
+        return
+    (_, first), (_, last) = known[0], known[-1]
+    text = f"{ratio(first)} the baseline's own behind the first of {count(len(known), 'layer')}, {ratio(last)} behind"
+    text += " the last"
+    if numerics.depth_slope is not None:
+        text += f"; slope {numerics.depth_slope:+.2f} doublings"
+    if numerics.depth_jump is not None:
+        text += f"; it jumps at {numerics.depth_jump}"
+    yield "depth drift", text
 
 
 def _lossy(evidence: Evidence, policy: Policy | None) -> Facts:

@@ -16,6 +16,7 @@ from e2e.schema.evidence import (
     Evidence,
     Isolated,
     KernelTime,
+    LayerError,
     MemoryRecord,
     ModelCheck,
     MutantCheck,
@@ -199,8 +200,17 @@ def evidence(**changes: Any) -> Evidence:
             allowed=8e-3,
             kl_candidate=2.1e-5,
             kl_baseline=2.0e-5,
+            kl_tail_candidate=3.1e-4,
+            kl_tail_baseline=3.0e-4,
             top1_candidate=0.9967,
             top1_baseline=0.9969,
+            nll_difference=2.0e-6,
+            nll_lower=-9.0e-6,
+            nll_upper=1.3e-5,
+            depth=[
+                LayerError(layer=f"model.layers.{layer}", error_candidate=1.02 * error, error_baseline=error)
+                for layer, error in enumerate((1.1e-3, 1.6e-3, 2.3e-3, 3.1e-3))
+            ],
             status="passed",
         ),
         arms=arms(),

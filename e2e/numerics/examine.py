@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -20,7 +20,8 @@ from e2e.measure.fingerprint import checksum
 from e2e.numerics.captures import Captured, described, read_outputs, save_calls, select, storages_of, twins
 from e2e.numerics.compare import MODE_RATIO, distance_of, error_of, floor_of
 from e2e.numerics.conformance import LOUD, Outputs, Watch
-from e2e.numerics.kept import Kept
+from e2e.numerics.depth import Look, errors
+from e2e.numerics.kept import Kept, Tensors
 from e2e.numerics.lossy import gross_errors, labels_of, surprise
 from e2e.numerics.op_level import OpExaminer, spared
 from e2e.numerics.reference import one_higher
@@ -31,6 +32,7 @@ from e2e.schema.words import ReasonCode
 from e2e.trainer import Update, taught
 
 NOT_RUN = "its forward does not run with its own code in the kernel's place"
+REFERENCE, BASELINE = "reference", "baseline"
 AGAIN = 1 / 16
 """Share of the questions that are asked again of answers that an earlier run kept, one at least."""
 
@@ -72,6 +74,9 @@ class Examiner(OpExaminer):
         self._forms: list[Any] = []
         """Form of every call of a step at those sites."""
         self._logits: tuple[Tensor, Tensor] | None = None
+        self._look = Look()
+        self._states: dict[str, Tensors] = {}
+        """Hidden states by layer, of reference and baseline."""
         self._exam: list[Batch] = []
         """Inputs that the logits answer, call by call."""
         self._labels: Tensor | None = None
@@ -184,29 +189,40 @@ class Examiner(OpExaminer):
         questions = [
             Question(inputs, partial(session.answers, session.model, *inputs), session.answers) for inputs in calls
         ]
-        reference, baseline = self._answers("logits", questions, kept)
+        self._look = Look.into(session.model, calls)
+        found = self._answers("logits", questions, kept, self._look)
+        reference, baseline = found[REFERENCE], found[BASELINE]
+        self._states = {side: _under(side, found) for side in (REFERENCE, BASELINE)}
+        self._states[REFERENCE] = self._look.without_padding(self._states[REFERENCE], reference)
         self._logits, self._labels = (_flat(reference), _flat(baseline)), labels_of(session, calls)
         self._count = sum(session.count(*inputs) for inputs in calls)
         return {"tokens": self._count, "reference": str(reference.dtype).removeprefix("torch.")}
 
-    def _answers(self, name: str, questions: list[Question], kept: Kept) -> tuple[Tensor, Tensor]:
+    def _answers(self, name: str, questions: list[Question], kept: Kept, look: Look) -> Tensors:
         """The reference's and the baseline's answers to all questions, row after row; of what is kept, some again.
+
+        Under the side's name, and under that and the layer's the hidden states that are looked at.
 
         Raises:
             UsageError: the baseline's are not finite.
         """
         model = self._reference_model()
 
-        def compute() -> dict[str, Tensor]:
-            baseline = torch.cat([question.baseline() for question in questions])
-            self._need_finite(baseline)
-            rows = [question.exact(model, row) for question in questions for row in range(question.rows)]
-            return {"reference": torch.cat(rows), "baseline": baseline}
+        def own(question: Question) -> Tensors:
+            return _told(BASELINE, look, self._session.model, question.baseline)
 
-        about = [[checksum(tensor).item() for tensor in question.inputs] for question in questions]
-        found = kept.tensors(name, about, compute, lambda known: _same_again(known, questions, model))
-        device = self._session.device
-        return found["reference"].to(device), found["baseline"].to(device)
+        def exact(question: Question, row: int) -> Tensors:
+            return _told(REFERENCE, look, model, lambda: question.exact(model, row))
+
+        def compute() -> Tensors:
+            baseline = _joined([own(question) for question in questions])
+            self._need_finite(baseline[BASELINE])
+            rows = [exact(question, row) for question in questions for row in range(question.rows)]
+            return {**_joined(rows), **baseline}
+
+        about = [*([checksum(tensor).item() for tensor in question.inputs] for question in questions), *look.layers]
+        found = kept.tensors(name, about, compute, lambda known: _same_again(known, questions, own, exact))
+        return {part: tensor.to(self._session.device) for part, tensor in found.items()}
 
     def gross_errors(self, *, fqns: list[str]) -> list[dict[str, Any]]:
         """What the model's outputs make of plain mistakes at those sites; see lossy.gross_errors."""
@@ -221,18 +237,20 @@ class Examiner(OpExaminer):
         """
         assert self._logits is not None
         reference, baseline = self._logits
-        value = read_outputs(path, self._session.device, "logits")["logits"]
-        answer = self._session.answer
+        told = read_outputs(path, self._session.device, "logits")
+        value, answer = told["logits"], self._session.answer
         own = distance_of(baseline, reference, answers=self._count, is_distribution=answer.is_distribution)
         allowed = ratio * own.error + floor_of(baseline.dtype)
         row: dict[str, Any] = {
             "error_baseline": own.error,
             "kl_baseline": own.kl,
+            "kl_tail_baseline": own.kl_tail,
             "top1_baseline": own.top1,
             "allowed": allowed,
             "tokens": self._count,
             "answer": answer.model_dump(),
             "reference": str(reference.dtype).removeprefix("torch."),
+            "depth": errors(self._look, told, self._states[BASELINE], self._states[REFERENCE]),
         }
         if value.shape != baseline.shape or value.dtype != baseline.dtype:
             return row | _wrong(ReasonCode.WRONG_OUTPUT_LAYOUT)
@@ -244,8 +262,10 @@ class Examiner(OpExaminer):
         return row | {
             "error_candidate": found.error,
             "kl_candidate": found.kl,
+            "kl_tail_candidate": found.kl_tail,
             "top1_candidate": found.top1,
             "nll_difference": lost.difference if lost else None,
+            "nll_lower": lost.lower if lost else None,
             "nll_upper": lost.upper if lost else None,
             "status": "wrong" if code else "passed",
             "code": code,
@@ -265,7 +285,8 @@ class Examiner(OpExaminer):
         questions = [
             Question(session.step_inputs(step), partial(baseline, step), session.step_answers) for step in steps
         ]
-        self._steps = self._answers("steps", questions, kept)
+        found = self._answers("steps", questions, kept, Look())
+        self._steps = found[REFERENCE], found[BASELINE]
 
     @staticmethod
     def probe_seeds(session: Any, seed: int) -> list[int]:
@@ -317,7 +338,30 @@ def _as_named(row: dict[str, Any], *, is_called: bool) -> dict[str, Any]:
     return {**row, "incompatible": None if is_called else NOT_CALLED, "unchecked": why}
 
 
-def _same_again(known: dict[str, Tensor], questions: list[Question], model: nn.Module) -> int:
+def _told(side: str, look: Look, model: nn.Module, answer: Callable[[], Tensor]) -> Tensors:
+    """An answer and the hidden states on the way to it, under their names."""
+    with look.at(model) as states:
+        found = answer()
+    return {side: found, **{f"{side}.{layer}": state for layer, state in states.items()}}
+
+
+def _joined(told: Sequence[Tensors]) -> Tensors:
+    """Row after row."""
+    return {part: torch.cat([item[part] for item in told]) for part in told[0]}
+
+
+def _under(side: str, found: Tensors) -> Tensors:
+    """Hidden states of a side, by layer."""
+    mark = f"{side}."
+    return {part.removeprefix(mark): tensor for part, tensor in found.items() if part.startswith(mark)}
+
+
+def _same_again(
+    known: Tensors,
+    questions: list[Question],
+    own: Callable[[Question], Tensors],
+    exact: Callable[[Question, int], Tensors],
+) -> int:
     """Rows computed again, if they and the forms of all are as known, bit for bit; else 0.
 
     Bit for bit, because the same process computed them from the same bytes on the same kind of device. Where a device
@@ -329,20 +373,24 @@ def _same_again(known: dict[str, Tensor], questions: list[Question], model: nn.M
     for place in chosen:
         question, first = questions[place], firsts[place]
         row = draw.randrange(question.rows)
-        again = {
-            "reference": (first + row, question.exact(model, row)),
-            "baseline": (first, question.baseline()),
-        }
+        again = {part: (first + row, tensor) for part, tensor in exact(question, row).items()}
+        again |= {part: (first, tensor) for part, tensor in own(question).items()}
         if set(known) != set(again):
             return 0
         for part, (start, value) in again.items():
             found = known[part]
             if found.shape != (firsts[-1], *value.shape[1:]) or found.dtype != value.dtype:
                 return 0
-            if not torch.equal(found[start : start + value.shape[0]].to(value.device), value):
+            if not _are_equal(found[start : start + value.shape[0]].to(value.device), value):
                 return 0
-    is_finite = all(bool(torch.isfinite(value).all()) for value in known.values())
+    is_finite = all(bool(torch.isfinite(known[side]).all()) for side in (REFERENCE, BASELINE))
     return len(chosen) if is_finite else 0
+
+
+def _are_equal(mine: Tensor, theirs: Tensor) -> bool:
+    """Bit for bit, but that NaN, which a state at padding may be, equals itself."""
+    is_same: bool = torch.equal(mine.isnan(), theirs.isnan()) and torch.equal(mine.nan_to_num(), theirs.nan_to_num())
+    return is_same
 
 
 def _wrong(code: ReasonCode) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from e2e.numerics.captures import ALIGNMENT, clone_call, form_of, load_calls, ou
 from e2e.numerics.compare import error_of, layout_of
 from e2e.numerics.conformance import LOUD
 from e2e.numerics.constraints import declined_by
+from e2e.numerics.depth import Look
 from e2e.patch import Patch, Standing, copy_sharing_weights, split
 from e2e.prepared import Prepared
 from e2e.protocols import (
@@ -319,7 +320,10 @@ def guarded(op: Op, site: Site, kernel: Callable[..., Any], constraints: Sequenc
 def model_logits(
     session: Session, kernels: Sequence[Standing], *, calls: Sequence[Batch], path: Path
 ) -> dict[str, int]:
-    """The exam's answers with the kernels at their sites, saved for the clean side to judge; their calls by site."""
+    """The exam's answers with the kernels at their sites, saved for the clean side to judge; their calls by site.
+
+    Beside them hidden states, by the layer's name.
+    """
     counter = Counter()
     at = {site.fqn: kernel for kernel in kernels for site in kernel.sites}
 
@@ -328,8 +332,13 @@ def model_logits(
         return guarded(kernel.op, site, counter.around(site, function), kernel.constraints)
 
     model = placed(session.model, kernels, around)
-    logits = torch.cat([session.answers(model, *inputs) for inputs in calls])
-    save_file({"logits": logits.reshape(-1, logits.shape[-1]).contiguous()}, path)
+    told = []
+    for inputs in calls:
+        with Look.into(session.model, calls).at(model) as states:
+            told.append({"logits": session.answers(model, *inputs), **states})
+    found = {name: torch.cat([item[name] for item in told]) for name in told[0]}
+    found["logits"] = found["logits"].flatten(0, -2)
+    save_file({name: tensor.contiguous() for name, tensor in found.items()}, path)
     return counter.calls
 
 

@@ -25,6 +25,8 @@ class Surprise:
     """How much less likely the true next tokens are than with the baseline, nats per token."""
 
     difference: float
+    lower: float
+    """Lower 97.5 % bound."""
     upper: float
     """Upper 97.5 % bound."""
 
@@ -40,7 +42,7 @@ def surprise(value: Tensor, baseline: Tensor, labels: Tensor) -> Surprise | None
         return None
     differences = _unlikelihood(value[known], labels[known]) - _unlikelihood(baseline[known], labels[known])
     mean, error = float(differences.mean()), float(differences.std() / differences.numel() ** 0.5)
-    return Surprise(mean, mean + NORMAL * error)
+    return Surprise(mean, mean - NORMAL * error, mean + NORMAL * error)
 
 
 def labels_of(session: Session, calls: Sequence[Batch]) -> Tensor | None:

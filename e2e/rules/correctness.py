@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from e2e import wording
 from e2e.arm_names import WITH_KERNELS
-from e2e.rules import lossy
+from e2e.rules import drift, lossy
 from e2e.rules._words import culprits, error_words, some
 from e2e.schema.evidence import EXAMPLE, TYPICAL, Evidence, LossPath, OpCheck, Where
 from e2e.schema.verdict import NumericsVerdict, Reason
@@ -182,12 +182,14 @@ def numerics_of(case: Case) -> NumericsVerdict:
     evidence, model = case.evidence, case.evidence.model_check
     codes = [reason.code for rule in _WRONG for reason in rule(case)]
     checks = _typical(evidence)
-    ratios = [_error_ratio(check.error_candidate, check.error_baseline) for check in checks]
+    ratios = [drift.over(check.error_candidate, check.error_baseline) for check in checks]
     return NumericsVerdict(
         outcome=Outcome.INCORRECT if any(kind_of(code) is ReasonKind.INCORRECT for code in codes) else None,
         op_checks=len(evidence.op_checks),
         worst_op_ratio=max((ratio for ratio in ratios if ratio is not None), default=None),
-        model_ratio=_error_ratio(model.error_candidate, model.error_baseline) if model else None,
+        model_ratio=drift.model_ratio(model) if model else None,
+        depth_slope=drift.slope(model.depth) if model else None,
+        depth_jump=drift.jump(model.depth) if model else None,
         mutants_caught=sum(mutant.caught for mutant in evidence.mutants),
         mutants=len(evidence.mutants),
     )
@@ -200,7 +202,3 @@ def _typical(evidence: Evidence, *statuses: str) -> list[OpCheck]:
     """Checks on inputs that the kernel must take."""
     checks = [check for check in evidence.op_checks if check.label in TYPICAL]
     return [check for check in checks if not statuses or check.status in statuses]
-
-
-def _error_ratio(candidate: float | None, baseline: float | None) -> float | None:
-    return None if candidate is None or not baseline else candidate / baseline

@@ -242,11 +242,16 @@ class ModelCheck(Record):
     kl_candidate: float | None
     """Mean KL(reference || candidate), nats per answer; None where an answer is no distribution."""
     kl_baseline: float | None
+    kl_tail_candidate: float | None = None
+    """The 99.9th percentile over answers of what `kl_candidate` is the mean of."""
+    kl_tail_baseline: float | None = None
     top1_candidate: Ratio | None
     """Share of answers whose most likely class (next token) is the reference's."""
     top1_baseline: Ratio | None
     nll_difference: float | None = None
     """Of the true next tokens: negative log-likelihood less the baseline's, nats per token."""
+    nll_lower: float | None = None
+    """Lower 97.5 % bound of it."""
     nll_upper: float | None = None
     """Upper 97.5 % bound of it."""
     depth: list[LayerError] = []
