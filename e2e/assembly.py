@@ -21,7 +21,7 @@ from e2e.request import Loaded, Request
 from e2e.schema.evidence import Evidence
 from e2e.schema.kernel import Kernel
 from e2e.schema.policy import Policy
-from e2e.schema.result import AttributionLine, CellResult, ErrorRecord, Result, SetUp
+from e2e.schema.result import AttributionLine, CellResult, ErrorRecord, Result, Resumption, SetUp
 from e2e.schema.verdict import Verdict
 from e2e.schema.workload import Cell
 from e2e.selftest_store import newest
@@ -52,7 +52,8 @@ def assemble(
     run_id: str,
     created: str,
     seconds: float,
-    error: BaseException | None,
+    error: ErrorRecord | None,
+    resumed: Sequence[Resumption] = (),
 ) -> Result:
     """The whole run as one record."""
     cells = [CellResult(cell=cell, evidence=found, verdict=judge(found, loaded.policy)) for cell, found in courses]
@@ -60,8 +61,7 @@ def assemble(
     chosen = cells[whole.decides] if whole else None
     verdict = chosen.verdict if chosen else None
     evidence = chosen.evidence if chosen else None
-    problem = error_record(error)
-    told = whole if problem is None else None  # of a run that ended early no cell speaks for the rest
+    told = whole if error is None else None  # of a run that ended early no cell speaks for the rest
     return Result(
         run_id=run_id,
         created=created,
@@ -88,6 +88,7 @@ def assemble(
         policy=loaded.policy,
         overrides=loaded.workload.overrides,
         policy_overrides=loaded.policy_overrides,
+        resumed=list(resumed),
         repeats=loaded.request.repeat.run.run_id if loaded.request.repeat else None,
         again=loaded.request.again.run.run_id if loaded.request.again else None,
         seed=loaded.seed,
@@ -107,7 +108,7 @@ def assemble(
             if chosen and told
             else None
         ),
-        error=problem,
+        error=error,
         random_weights=loaded.workload.workload.model.weights == "random",
     )
 
@@ -146,11 +147,14 @@ def _invocation(request: Request, run_id: str) -> Invocation:
     )
 
 
-def error_record(error: BaseException | None) -> ErrorRecord | None:
-    """What ended a run early, if anything did."""
+def error_record(error: BaseException | None, folder: Path | None = None) -> ErrorRecord | None:
+    """What ended a run early, if anything did; of one that can go on, in that folder, with the command for it."""
     if error is None:
         return None
-    return ErrorRecord(code=exit_code_of(error), message=getattr(error, "message", "") or "interrupted")
+    found = ErrorRecord(code=exit_code_of(error), message=getattr(error, "message", "") or "interrupted")
+    if folder is None or not found.is_resumable:
+        return found
+    return found.model_copy(update={"message": f"{found.message}; `e2e validate --resume {folder}` goes on from there"})
 
 
 def environment(loaded: Loaded, evidence: Evidence | None) -> dict[str, Any]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import platform
 import secrets
 import shlex
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -36,6 +34,7 @@ from e2e.schema.result import METHOD
 from e2e.schema.verdict import Verdict
 from e2e.schema.words import Outcome, ReasonCode, Stage
 from e2e.schema.workload import DType
+from e2e.scratch import scratch_folder
 from e2e.signatures import signature_of
 from e2e.stages.correctness import op_checks
 from e2e.surroundings import packages
@@ -80,15 +79,14 @@ def check(request: CheckRequest, progress: Progress) -> CheckReport:
     device = find_device(request.device, kernel_device=kernel.manifest.device)
     seed = secrets.randbelow(SEED_SPACE) if request.seed is None else request.seed
     policy = _policy()
-    scratch = Path(tempfile.mkdtemp(prefix="e2e-"))
-    workers = OpWorkers(device=device.name, seed=seed, policy=policy, scratch=scratch, members=[Member(kernel)])
-    try:
-        with reserved(device, cache_folder() / "locks", progress.note):
-            checks, verdict, facts = _checks(workers, device, dtypes, captured, progress)
-            unseen = workers.remarks() if checks else []
-    finally:
-        workers.close()
-        shutil.rmtree(scratch, ignore_errors=True)
+    with scratch_folder() as scratch:
+        workers = OpWorkers(device=device.name, seed=seed, policy=policy, scratch=scratch, members=[Member(kernel)])
+        try:
+            with reserved(device, cache_folder() / "locks", progress.note):
+                checks, verdict, facts = _checks(workers, device, dtypes, captured, progress)
+                unseen = workers.remarks() if checks else []
+        finally:
+            workers.close()
     worst = min((item for item in checks if item.outcome is not None), key=_badness, default=None)
     return CheckReport(
         created=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -117,6 +117,7 @@ def validate(
     again: Annotated[
         str | None, typer.Option(metavar="RUN", help="That run's kernel, workload and policy, in today's environment.")
     ] = None,
+    resume: Annotated[str | None, typer.Option(metavar="RUN", help="Finish a run that was stopped.")] = None,
 ) -> int:
     """Does the kernel's win survive the workload?"""
     request = _request(context)  # reads all the rest from the context, as `--repeat` and `--again` lay two together
@@ -248,7 +249,8 @@ def report(
     ] = False,
 ) -> int:
     """Render a stored run."""
-    from e2e.store import PROFILE, find, load
+    from e2e.store import PROFILE, find
+    from e2e.unfinished import shown
 
     folder = find(run)
     if (folder / PROFILE).is_file():
@@ -258,7 +260,7 @@ def report(
 
         _emit(_profile_rendered(profile_store.load(folder), style))
         return 0
-    stored = load(run)
+    stored = shown(run)
     if share:
         import platform
 
@@ -427,6 +429,8 @@ def list_(
     return 0
 
 
+_WITH_RESUME = {"resume", "as_json", "events"}
+"""What may be typed beside `--resume`: it is the same run still."""
 _BESIDE = {"budget", "out", "as_json", "events", "trace"}
 """What may be typed beside `--repeat` and `--again`: anything else would make it another question."""
 
@@ -437,6 +441,8 @@ def _request(context: typer.Context) -> Request:
     Raises:
         UsageError: something is missing, or beside `--repeat` or `--again` something is too much.
     """
+    if context.params["resume"] is not None:
+        return _resumed(context)
     from e2e.request import Again, Repeat, Request
     from e2e.store import find
 
@@ -469,8 +475,7 @@ def _once_more(context: typer.Context) -> tuple[dict[str, Any], Result]:
     """The options of a stored run under those that were typed now, and the run."""
     from e2e.store import load
 
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    given = _given(context)
     how = {"again"} if "again" in given else {"repeat", "workers"}
     if not how <= given:
         raise UsageError("--repeat RUN and --workers N go together: a run to repeat, and in what size")
@@ -486,19 +491,50 @@ def _once_more(context: typer.Context) -> tuple[dict[str, Any], Result]:
     return {**_typed_for(stored), **fresh, **{name: context.params[name] for name in given}}, stored
 
 
+def _given(context: typer.Context) -> set[str]:
+    """Names of what was typed."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+
+
+def _resumed(context: typer.Context) -> Request:
+    """The request that a stopped run was started with, and how far it came."""
+    from dataclasses import replace
+
+    from e2e.store import find
+    from e2e.unfinished import load
+
+    if _given(context) - _WITH_RESUME:
+        raise UsageError("--resume takes everything from the stopped run; beside it go only --json and --events")
+    folder = find(context.params["resume"])
+    unfinished = load(folder)
+    request = _request(_context_of(unfinished.result))
+    return replace(request, out=folder.parent, resume=unfinished, command=tuple(unfinished.result.command))
+
+
 def _typed_for(stored: Result) -> dict[str, Any]:
     """The options that a run was started with; those of the first one where it was itself one once more."""
     from e2e.store import load
 
+    asked = _context_of(stored).params
+    first = asked["repeat"] or asked["again"]
+    return asked if first is None else _typed_for(load(first))
+
+
+def _context_of(stored: Result) -> typer.Context:
+    """The command that a run was started with, as if it were typed again.
+
+    Raises:
+        StoredRunError: it cannot be read.
+    """
     command = typer.main.get_command(app).commands["validate"]  # type: ignore[attr-defined]
     try:
         if stored.command[:2] != ["e2e", "validate"]:
             raise StoredRunError(f"run {stored.run_id} was not started by `e2e validate`")
-        asked = command.make_context("validate", stored.command[2:], obj=()).params
+        context: typer.Context = command.make_context("validate", stored.command[2:], obj=tuple(stored.command[1:]))
     except (typer.TyperException, typer.Exit) as error:
         raise StoredRunError(f"the command of run {stored.run_id} cannot be read: {error}") from error
-    first = asked["repeat"] or asked["again"]
-    return asked if first is None else _typed_for(load(first))
+    return context
 
 
 def run(arguments: Sequence[str]) -> int:

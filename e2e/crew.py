@@ -37,7 +37,7 @@ class Crew(Workers):
     exam: Exam
     compiles: bool = True
     """Whether a stage that compiles may come."""
-    _weights: str | None = None
+    weights: str | None = None
     """Checksum of the model, as the first process built it."""
 
     @property
@@ -70,8 +70,8 @@ class Crew(Workers):
             EnvironmentFault, UsageError: the workload cannot be opened here.
         """
         self.answered(worker, "open")
-        self._weights = self._weights or worker.facts["weights"]
-        if worker.facts["weights"] != self._weights:
+        self.weights = self.weights or worker.facts["weights"]
+        if worker.facts["weights"] != self.weights:
             worker.close()
             raise UsageError(
                 "two processes built two different models from this workload: some of its weights are drawn without a "

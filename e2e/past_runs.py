@@ -13,7 +13,7 @@ from e2e.schema.record import Record
 from e2e.schema.result import CellResult, Result
 from e2e.schema.verdict import Against, Estimate
 from e2e.schema.words import Label, Outcome
-from e2e.store import RESULT, load_bare
+from e2e.store import RESULT, UNFINISHED, load_bare
 from e2e.story import Story, headline
 from e2e.story_facts import package
 from e2e.story_sections import Section, Table
@@ -59,7 +59,7 @@ class History:
 
 
 def read(folder: Path) -> History:
-    """Every finished run in a folder.
+    """Every finished run in a folder; of the others why there is nothing to read yet.
 
     Raises:
         UsageError: there is no such folder.
@@ -68,9 +68,9 @@ def read(folder: Path) -> History:
         raise UsageError(f"{folder} is no folder: give one that holds runs, such as results")
     rows: list[Row] = []
     unreadable = []
-    for file in sorted(folder.glob(f"*/{RESULT}")):
+    for place in sorted({file.parent for name in (RESULT, UNFINISHED) for file in folder.glob(f"*/{name}")}):
         try:
-            rows += _rows(load_bare(file.parent), file.parent.name)
+            rows += _rows(load_bare(place), place.name)
         except StoredRunError as error:
             unreadable.append(error.message)
     return History(str(folder), tuple(sorted(rows, key=lambda row: (row.created, row.run))), tuple(unreadable))

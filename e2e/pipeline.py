@@ -5,11 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import secrets
-import shutil
-import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +17,10 @@ from e2e.builders.planted import REFERENCE
 from e2e.cache import cache_folder
 from e2e.configuration import LoadedWorkload, load_policy, load_workload
 from e2e.crew import Crew, Deadline
-from e2e.errors import CandidateError, E2EError, UsageError, exit_code_of
+from e2e.errors import CandidateError, E2EError, UsageError
 from e2e.exam import SEED_SPACE, Exam, draw, identity_of
 from e2e.judge import judge
+from e2e.keeping import Keeper, check_resume
 from e2e.measure.devices import Device, cuda_devices, find_device, reserved
 from e2e.measure.machine import Watch, thread_count
 from e2e.measure.schedule import SeedSource
@@ -38,12 +35,14 @@ from e2e.schema.policy import Policy
 from e2e.schema.result import Result
 from e2e.schema.words import ReasonCode, Stage
 from e2e.schema.workload import Cell, cells_of
+from e2e.scratch import scratch_folder
 from e2e.sources import relative_name
 from e2e.stages import command
 from e2e.stages.afterwards import look_back
 from e2e.stages.check import check
 from e2e.stages.course import Course
 from e2e.stages.planted import planted
+from e2e.stages.restart import start_again
 from e2e.stages.screen import screen
 from e2e.stages.verdict import time_verdict
 from e2e.sweep import is_final
@@ -52,6 +51,8 @@ from e2e.workers import CandidateFault, Member
 STAGES = ((Stage.CHECK, check), (Stage.SCREEN, screen), (Stage.VERDICT, time_verdict))
 RESERVE_RATIO = 0.08
 """Share of a cell's time kept for traces, memory and the report."""
+SITTING_SEEDS = 2**25
+"""Of inputs, for each process that a run goes on in: what one that was killed timed last is never timed again."""
 
 
 def validate(request: Request, progress: Progress) -> Result:
@@ -61,45 +62,38 @@ def validate(request: Request, progress: Progress) -> Result:
         UsageError: the caller's mistake, found before anything ran.
         EnvironmentFault: this machine cannot run it, found before anything ran; or the result cannot be stored.
     """
-    started = time.monotonic()
     loaded = load(request)
-    run = store.Run.create(request.out, loaded.workload.workload.name)
+    run = _folder(loaded)
     progress.stage("run", str(run.folder))
-    error: E2EError | KeyboardInterrupt | None = None
-    courses: list[tuple[Cell, Evidence]] = []
-    try:
-        with reserved(loaded.device, cache_folder() / "locks", progress.note):
-            for cell in cells_of(loaded.workload.workload):
-                courses.append((cell, collect(loaded, cell, run, progress)))
-    except (E2EError, KeyboardInterrupt) as caught:
-        error = caught
-        courses += [(caught.cell, caught.evidence)] if isinstance(caught, Interrupted) else []
-    result = assembly.assemble(
-        loaded,
-        courses,
-        run_id=run.run_id,
-        seconds=time.monotonic() - started,
-        error=error,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
-    for index, (_, evidence) in enumerate(courses):
-        run.write_samples(evidence.segments, cell=index)
+    with run.held():
+        keeper, error = Keeper(loaded, run), None
+        try:
+            with reserved(loaded.device, cache_folder() / "locks", progress.note):
+                for cell in keeper.waiting():
+                    collect(loaded, cell, run, progress, keeper)
+        except (E2EError, KeyboardInterrupt) as caught:
+            error = caught
+        return _stored(keeper.result(assembly.error_record(error, run.folder)), run, request.out)
+
+
+def _folder(loaded: Loaded) -> store.Run:
+    """A fresh one, or that of the run that goes on."""
+    before = loaded.request.resume
+    if before is not None:
+        return store.Run(loaded.request.out / before.run_id)
+    return store.Run.create(loaded.request.out, loaded.workload.workload.name)
+
+
+def _stored(result: Result, run: store.Run, out: Path) -> Result:
+    """The result with its reports on disk, and with its place among the attempts."""
     stored = run.finish(result)  # before the ledger, which others write too: nothing there may cost a result
-    if (counted := attempts.enter(stored, request.out)) is not None:
+    if (counted := attempts.enter(stored, out)) is not None:
         stored = run.finish(stored.model_copy(update={"attempts": counted}))
     for style in ("md", "html"):
         run.write_text(f"report.{style}", registry.load("reports", style).render(stored))
+    if stored.error is None or not stored.error.is_resumable:
+        run.end()
     return stored
-
-
-class Interrupted(E2EError):
-    """Something other than the candidate ended a cell; what was known goes into the result."""
-
-    def __init__(self, cause: E2EError | KeyboardInterrupt, cell: Cell, evidence: Evidence) -> None:
-        super().__init__(getattr(cause, "message", "interrupted"))
-        self.exit_code = exit_code_of(cause)
-        self.cell = cell
-        self.evidence = evidence
 
 
 def load(request: Request) -> Loaded:
@@ -122,9 +116,17 @@ def load(request: Request) -> Loaded:
         check_command(workload, kernels, policy)
     check_model(workload)
     device = _device(request, kernels)
-    seed = secrets.randbelow(SEED_SPACE) if request.seed is None else request.seed
     adopted = tuple(_adopted(policy, workload, kernels, device))
-    return Loaded(request, workload, policy, kernels, device, seed, adopted, policy_overrides)
+    loaded = Loaded(request, workload, policy, kernels, device, _seed(request), adopted, policy_overrides)
+    if request.resume is not None:
+        check_resume(request.resume, loaded)
+    return loaded
+
+
+def _seed(request: Request) -> int:
+    if request.resume is not None:
+        return request.resume.result.seed
+    return secrets.randbelow(SEED_SPACE) if request.seed is None else request.seed
 
 
 def load_without_kernel(request: Request, *, policy: str, command: str) -> Loaded:
@@ -147,8 +149,7 @@ def load_without_kernel(request: Request, *, policy: str, command: str) -> Loade
         raise UsageError(f"`e2e {command}` takes no training steps yet: give it an inference workload")
     kernel = planted(registry.names("ops")[0], REFERENCE).kernel
     device = find_device(request.device, kernel_device=None)
-    seed = secrets.randbelow(SEED_SPACE) if request.seed is None else request.seed
-    return Loaded(request, workload, rules, (kernel,), device, seed)
+    return Loaded(request, workload, rules, (kernel,), device, _seed(request))
 
 
 def _device(request: Request, kernels: Sequence[Kernel]) -> Device:
@@ -231,29 +232,28 @@ def _unknown_target(kernel: Kernel, device: Device) -> list[str]:
     return ["no CUDA device here: built for what nvcc takes by default; `arch: sm_90` in its block says another"]
 
 
-def collect(loaded: Loaded, cell: Cell, run: store.Run, progress: Progress) -> Evidence:
-    """Every stage in order, until one ends the run or the asked one is reached."""
-    scratch = Path(tempfile.mkdtemp(prefix="e2e-"))
-    course = course_of(loaded, cell, run, progress, scratch)
-    for missed in pins_missed(course.evidence, course.policy.pins):
-        progress.note(f"this run cannot count under policy {course.policy.name}: {missed}")
-    try:
-        is_command = loaded.workload.workload.is_command
-        if loaded.request.until is not Stage.BUILD and not is_command:
-            course.crew.start()  # before the compiler, whose time the imports then share
-        _build(course, loaded, run)
-        if not course.evidence.faults and loaded.request.until is not Stage.BUILD:
-            _stages(course, command.STAGES if is_command else STAGES)
-    except (E2EError, KeyboardInterrupt) as error:
-        raise Interrupted(error, cell, course.evidence) from error
-    finally:
-        course.crew.close()
-        shutil.rmtree(scratch, ignore_errors=True)
-    return course.evidence
+def collect(loaded: Loaded, cell: Cell, run: store.Run, progress: Progress, keeper: Keeper) -> None:
+    """Every stage in order, until one ends the cell or the asked one is reached; the keeper sees what comes of it."""
+    with scratch_folder() as scratch:
+        course = course_of(loaded, cell, run, progress, scratch)
+        keeper.follow(course)
+        for missed in pins_missed(course.evidence, course.policy.pins):
+            progress.note(f"this run cannot count under policy {course.policy.name}: {missed}")
+        try:
+            is_command = loaded.workload.workload.is_command
+            if loaded.request.until is not Stage.BUILD and not is_command:
+                course.crew.start()  # before the compiler, whose time the imports then share
+            _build(course, loaded, run)
+            if not course.evidence.faults and loaded.request.until is not Stage.BUILD:
+                _stages(course, command.STAGES if is_command else STAGES)
+        finally:
+            course.crew.close()
+    keeper.complete()
 
 
 def _build(course: Course, loaded: Loaded, run: store.Run) -> None:
-    with course.spending("build"):
+    is_known = course.evidence.stage_finished is not None  # of a run that goes on: the cache has it
+    with course.on_the_side() if is_known else course.spending("build"):
         for number, member in enumerate(course.crew.members):
             folder = "kernel" if len(course.crew.members) == 1 else f"kernel/{number + 1}"
             built = build(loaded, member.kernel, folder, run, course.progress)
@@ -269,17 +269,24 @@ def _build(course: Course, loaded: Loaded, run: store.Run) -> None:
                 if isinstance(opponent, Fault):
                     raise UsageError(f"it does not build: {opponent.message}")
             course.crew.adopted[name] = opponent
-    course.finish(Stage.BUILD)
+    if not is_known:
+        course.finish(Stage.BUILD)
 
 
 def _stages(course: Course, stages: Sequence[tuple[Stage, Callable[[Course], None]]]) -> None:
     try:
+        if stages is STAGES:
+            start_again(course)  # a command has its processes made for every request
         for stage, work in stages:
+            finished = course.evidence.stage_finished
+            if finished is not None and stage.rank <= finished.rank:
+                continue
             if stage.rank > course.evidence.stage_asked.rank or _is_final(course):
                 break
             if course.deadline.left_s <= 0:
                 course.learn(budget_exhausted=True)
                 break
+            course.draw_for(stage)
             with course.spending("check" if stage is Stage.CHECK else "other"):
                 work(course)
     except CandidateFault as caught:
@@ -339,7 +346,7 @@ def course_of(
         ),
         traces=loaded.request.traces and loaded.policy.traces,
         rng=random.Random(loaded.seed),
-        seeds=SeedSource((loaded.seed + 1) * SEED_SPACE),
+        seeds=SeedSource((loaded.seed + 1) * SEED_SPACE + loaded.sitting * SITTING_SEEDS),
         reserve_s=RESERVE_RATIO * budget,
         watch=Watch(loaded.device.name),
         cells=len(cells_of(loaded.workload.workload)),
@@ -367,6 +374,8 @@ def exam_of(loaded: Loaded, cell: Cell) -> Exam:
         thread_count(),
     ]
     folder = cache_folder() / "references"
+    if (known := loaded.exam_before(cell)) is not None:
+        return Exam(known.seed, folder, identity_of(asked), known.run)
     if loaded.request.seed is not None:
         return Exam(loaded.seed, folder, identity_of(asked))
     return draw(folder, asked)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import tempfile
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 
 from e2e import assembly, outside, profile_store, registry, store
 from e2e.cache import cache_folder
@@ -24,6 +22,7 @@ from e2e.schema.kernel import OF_MODELS, PATCH
 from e2e.schema.profile import OpProfile, ProfileReport
 from e2e.schema.result import METHOD
 from e2e.schema.workload import Cell, cells_of
+from e2e.scratch import scratch_folder
 from e2e.stages.course import Course
 from e2e.stages.profile import Found, Look, Profiler
 from e2e.yaml_lines import printable
@@ -52,20 +51,19 @@ def profile(request: Request, *, ops: tuple[str, ...], progress: Progress) -> Pr
     run = store.Run.create(request.out, loaded.workload.workload.name)
     progress.stage("run", str(run.folder))
     found, error = Found(), None
-    scratch = Path(tempfile.mkdtemp(prefix="e2e-"))
-    course = course_of(loaded, cells[0], run, progress, scratch)
-    try:
-        with reserved(loaded.device, cache_folder() / "locks", progress.note):
-            course.crew.start(sides=[True])
-            _collect(course, found, ops)
-    except (E2EError, KeyboardInterrupt) as caught:
-        error = caught
-        if not found.steps:  # nothing is known
-            shutil.rmtree(run.folder, ignore_errors=True)
-            raise
-    finally:
-        course.crew.close()
-        shutil.rmtree(scratch, ignore_errors=True)
+    with scratch_folder() as scratch:
+        course = course_of(loaded, cells[0], run, progress, scratch)
+        try:
+            with reserved(loaded.device, cache_folder() / "locks", progress.note):
+                course.crew.start(sides=[True])
+                _collect(course, found, ops)
+        except (E2EError, KeyboardInterrupt) as caught:
+            error = caught
+            if not found.steps:  # nothing is known
+                shutil.rmtree(run.folder, ignore_errors=True)
+                raise
+        finally:
+            course.crew.close()
     report = _report(loaded, cells, course, found, run_id=run.run_id, seconds=time.monotonic() - started, error=error)
     profile_store.keep(report, run)
     return report

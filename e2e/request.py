@@ -10,11 +10,13 @@ from e2e import sizing
 from e2e.configuration import DEFAULT_POLICY, LoadedWorkload, load_policy
 from e2e.errors import UsageError
 from e2e.measure.devices import Device
-from e2e.schema.evidence import Origin
+from e2e.schema.evidence import ExamRecord, Origin
 from e2e.schema.kernel import Kernel
 from e2e.schema.policy import Policy
 from e2e.schema.result import Result
 from e2e.schema.words import Stage
+from e2e.schema.workload import Cell
+from e2e.unfinished import Unfinished
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Request:
     traces: bool = True
     repeat: Repeat | None = None
     again: Again | None = None
+    resume: Unfinished | None = None
+    """The run to go on with: this is the request that it was started with."""
     command: tuple[str, ...] = ()
 
 
@@ -69,6 +73,16 @@ class Loaded:
     """Kernels that the policy names as opponents."""
     policy_overrides: dict[str, Any] = field(default_factory=dict)
     """As in `Result`."""
+
+    @property
+    def sitting(self) -> int:
+        """How often the run was taken up again."""
+        return 0 if self.request.resume is None else 1 + len(self.request.resume.result.resumed)
+
+    def exam_before(self, cell: Cell) -> ExamRecord | None:
+        """The exam that an earlier process of this run drew for that cell."""
+        cells = self.request.resume.result.cells if self.request.resume is not None else []
+        return next((known.evidence.exam for known in cells if known.cell == cell), None)
 
     @property
     def origin(self) -> Origin:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 
 from e2e import assembly, registry, store, trials
 from e2e.arm_names import AS_SHIPPED
@@ -26,6 +23,7 @@ from e2e.schema.result import METHOD
 from e2e.schema.selftest import Catch, SelftestReport, Trial
 from e2e.schema.words import Outcome
 from e2e.schema.workload import Cell, cells_of
+from e2e.scratch import scratch_folder
 from e2e.selftest_store import keep
 from e2e.stages.course import Course
 from e2e.stages.planted import Clock, catches, clock_for, for_op, late_catches, look, pilot, time_run
@@ -77,19 +75,18 @@ def selftest(
     loaded = load_without_kernel(request, policy=POLICY, command="selftest")
     cell = cells_of(loaded.workload.workload)[0]
     findings, interrupted = Findings(), False
-    scratch = Path(tempfile.mkdtemp(prefix="e2e-"))
-    course = course_of(loaded, cell, store.Run(scratch), progress, scratch)
-    try:
-        with reserved(loaded.device, cache_folder() / "locks", progress.note):
-            course.crew.start()
-            _collect(course, findings, runs, ops, sizes)
-    except KeyboardInterrupt:
-        interrupted = True
-        if findings.base is None:  # nothing is known, not even the device
-            raise
-    finally:
-        course.crew.close()
-        shutil.rmtree(scratch, ignore_errors=True)
+    with scratch_folder() as scratch:
+        course = course_of(loaded, cell, store.Run(scratch), progress, scratch)
+        try:
+            with reserved(loaded.device, cache_folder() / "locks", progress.note):
+                course.crew.start()
+                _collect(course, findings, runs, ops, sizes)
+        except KeyboardInterrupt:
+            interrupted = True
+            if findings.base is None:  # nothing is known, not even the device
+                raise
+        finally:
+            course.crew.close()
     report = _report(loaded, cell, findings, runs=runs, seconds=time.monotonic() - started, interrupted=interrupted)
     progress.note(f"stored in {keep(report, request.out)}")
     return report

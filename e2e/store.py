@@ -1,5 +1,6 @@
 """`results/<run-id>/`: one folder per run, written piece by piece so that a killed run can still be shown.
 
+* `unfinished.jsonl`: all that is known so far, while something is left to do (`unfinished.py`).
 * `result.json`: everything but the segments; written last, so its presence means that the run ended.
 * `result.sha256`: its digest, so that an edited result is noticed.
 * `samples.csv`: every timed segment; its digest is inside `result.json`.
@@ -7,14 +8,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import errno
+import fcntl
 import hashlib
 import io
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,7 @@ from e2e.schema.evidence import Segment
 from e2e.schema.result import SCHEMA, CellResult, Result
 
 RESULT, DIGEST, SAMPLES = "result.json", "result.sha256", "samples.csv"
+UNFINISHED = "unfinished.jsonl"
 PROFILE = "profile.json"
 """What a profile stores in the place of a result."""
 COLUMNS = (
@@ -47,7 +51,6 @@ class Run:
         self.folder = folder
         self._place = place or str(folder)
         """As messages name it when nothing can be written there."""
-        self._cells: dict[int, list[Segment]] = {}
 
     @property
     def run_id(self) -> str:
@@ -78,6 +81,21 @@ class Run:
                 raise fault if error.errno in _FULL else UsageError(fault.message) from error
             return cls(folder, place=f"--out {out}")
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep every other process from going on with this run.
+
+        Raises:
+            UsageError: one does already.
+        """
+        descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            if _is_taken(descriptor):
+                raise UsageError(f"run {self.run_id} is still going, in another process: wait for it, or end that one")
+            yield
+        finally:
+            os.close(descriptor)
+
     def write_text(self, name: str, text: str) -> Path:
         """Write one file of the run; `name` may have folders in it."""
         return self.write_bytes(name, text.encode("utf-8", "backslashreplace"))
@@ -102,26 +120,33 @@ class Run:
         except OSError as error:
             raise _cannot_write(self._place, error) from error
 
-    def write_samples(self, segments: Iterable[Segment], *, cell: int = 0) -> str:
-        """Write all segments known so far of one cell (an index into `result.cells`); returns the sha256."""
-        self._cells[cell] = list(segments)
-        content = _samples_bytes(self._cells)
-        self.write_bytes(SAMPLES, content)
-        return hashlib.sha256(content).hexdigest()
-
     def finish(self, result: Result) -> Result:
         """Write samples, digest and result together; returns the result with the samples' digest.
+
+        One file after the other takes its place: until all have, the digest of a result that is already there stays
+        beside the new one's, so that whoever reads between the two, or after a kill there, is not told of an edit.
 
         Raises:
             EnvironmentFault: they cannot be written; those of an earlier call stay as they were.
         """
-        self._cells = {index: cell.evidence.segments for index, cell in enumerate(result.cells)}
-        samples = _samples_bytes(self._cells)
+        samples = _samples_bytes([cell.evidence.segments for cell in result.cells])
         result = result.model_copy(update={"samples_sha256": hashlib.sha256(samples).hexdigest()})
         text = to_json(result).encode()
-        digest = f"{hashlib.sha256(text).hexdigest()}  {RESULT}\n".encode()
-        self._write({SAMPLES: samples, DIGEST: digest, RESULT: text})
+        earlier = [(self.folder / RESULT).read_bytes()] if (self.folder / RESULT).exists() else []
+        digests = [f"{hashlib.sha256(content).hexdigest()}  {RESULT}\n" for content in (text, *earlier)]
+        self._write({SAMPLES: samples, DIGEST: "".join(digests).encode(), RESULT: text})
+        if earlier:
+            self._write({DIGEST: digests[0].encode()})
         return result
+
+    def clear(self) -> None:
+        """The run goes on: what an early end left as its result, or half written, is taken away."""
+        for path in (self.folder / RESULT, self.folder / DIGEST, self.folder / SAMPLES, *self.folder.rglob(_TEMPORARY)):
+            path.unlink(missing_ok=True)
+
+    def end(self) -> None:
+        """Nothing is left to do in it."""
+        (self.folder / UNFINISHED).unlink(missing_ok=True)
 
 
 def to_json(result: Result) -> str:
@@ -176,14 +201,44 @@ def load_bare(folder: Path) -> Result:
     if (folder / PROFILE).exists():
         raise StoredRunError(f"{folder} is a profile, without a kernel to judge: `e2e report` shows it")
     if not (folder / RESULT).exists():
-        stopped = (folder / SAMPLES).exists()
-        raise StoredRunError(f"{folder} has no {RESULT}: {'the run was stopped' if stopped else 'not a run'}")
+        raise StoredRunError(why_none(folder))
     text = read_limited(folder / RESULT, MAX_RESULT_BYTES)
     result = _parse_result(text, folder)
-    digest = read_limited(folder / DIGEST, 4096).decode("ascii", "replace").split()
-    if digest[:1] != [hashlib.sha256(text).hexdigest()]:
+    digests = read_limited(folder / DIGEST, 4096).decode("ascii", "replace").split()
+    if hashlib.sha256(text).hexdigest() not in digests:
         raise StoredRunError(f"{folder / RESULT} does not match {DIGEST}: it was edited after the run")
     return result
+
+
+def why_none(folder: Path) -> str:
+    """What a folder without a result is, and what to do about it."""
+    if not (folder / UNFINISHED).exists():
+        return f"{folder} has no {RESULT}: not a run, or one that was stopped before it began"
+    state = "is still going" if is_held(folder) else "was stopped before it ended"
+    return (
+        f"run {folder.name} {state}: it has no outcome yet; `e2e report {folder}` shows what it has, and "
+        f"`e2e validate --resume {folder}` finishes it"
+    )
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a process works on that run now."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return _is_taken(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_taken(descriptor: int) -> bool:
+    """Lock the folder for as long as it stays open, or say that another process has; some network disks lock none."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _parse_result(text: bytes, folder: Path) -> Result:
@@ -246,12 +301,12 @@ _READERS: dict[str, Callable[[str], Any]] = {
 """How a column is read; all others are whole numbers. Nothing between two commas means that it was not seen."""
 
 
-def _samples_bytes(cells: dict[int, list[Segment]]) -> bytes:
+def _samples_bytes(cells: Sequence[Sequence[Segment]]) -> bytes:
     stream = io.StringIO(newline="")
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(COLUMNS)
-    for cell in sorted(cells):
-        for segment in cells[cell]:
+    for cell, segments in enumerate(cells):
+        for segment in segments:
             row = [getattr(segment, name) for name in COLUMNS[1:]]
             writer.writerow([cell, *map(_written, row)])
     return stream.getvalue().encode()
@@ -289,6 +344,7 @@ def _segment(columns: Sequence[str], row: Sequence[str]) -> tuple[int, Segment]:
 # ---- Files
 
 
+_TEMPORARY = f".*.{'[0-9a-f]' * 12}"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 

@@ -10,7 +10,7 @@ from e2e import wording
 from e2e.attempts import ops_of
 from e2e.errors import INTERNAL_FAULT, INTERRUPTED, EnvironmentFault, UsageError
 from e2e.schema.kernel import PATCH, Kernel
-from e2e.schema.result import Attempts, CellResult, Result
+from e2e.schema.result import Attempts, CellResult, Result, Resumption
 from e2e.schema.verdict import Reason
 from e2e.schema.words import Outcome, ReasonCode, Stage
 from e2e.signing import sentences
@@ -189,6 +189,7 @@ def _marks(result: Result) -> tuple[str, ...]:
         marks.append(clean(f"Repeats {result.repeats} in a size planned beforehand; the two are never merged."))
     if result.again is not None:
         marks.append(clean(f"Measures {result.again} again in today's environment; `e2e compare` says what moved."))
+    marks += [_resumption(item, len(result.cells)) for item in result.resumed]
     if result.attempts is not None and result.attempts.number > 1:
         marks.append(_attempt(result, result.attempts))
     if result.outcome is not None and result.stage is not None and result.stage is not Stage.VERDICT:
@@ -218,6 +219,15 @@ def _attempt(result: Result, attempts: Attempts) -> str:
     op = ops_of(result) if result.kernels else "this op"
     where = result.workload.name if result.workload else "this workload"
     return clean(f"Attempt {attempts.number} of {op} on {where}; of these {attempts.confirmed} CONFIRMED.")
+
+
+def _resumption(item: Resumption, cells: int) -> str:
+    """`Resumed 2026-12-01T10:00:00+00:00, with stage screen and 3 verdict workers complete; ...`."""
+    parts = [f"stage {item.stage}"] if item.stage else []
+    parts += [count(item.workers_finished, "verdict worker")] if item.workers_finished else []
+    where = f" at cell {item.cell + 1}" if cells > 1 else ""
+    done = " and ".join(parts) or "nothing of the cell"
+    return f"Resumed {item.at}{where}, with {done} complete; what was half done was thrown away."
 
 
 def _reasons(result: Result) -> tuple[str, ...]:

@@ -122,7 +122,11 @@ def agreement(
 ) -> dict[str, Any]:
     """`disagreements` as fields of an Audit; `rounding` is the baseline's own error in the model check."""
     allowed = allowed_apart(rounding, dtype)
-    wrong, count = disagreements(committed, candidate=candidate, baseline=baseline, allowed=allowed)
+    return compared(candidate, *disagreements(committed, candidate=candidate, baseline=baseline, allowed=allowed))
+
+
+def compared(candidate: str, wrong: int, count: int) -> dict[str, Any]:
+    """How many timed steps disagree, as fields of an Audit."""
     return {"steps_compared": count, "disagreements": [f"{candidate}: {wrong} of {count}"] if wrong else []}
 
 

@@ -82,6 +82,24 @@ class ErrorRecord(Record):
     code: Literal[2, 6, 70, 130]
     message: str
 
+    @property
+    def is_resumable(self) -> bool:
+        """Whether the same may end otherwise another time: not the caller's mistake."""
+        return self.code != 2
+
+
+class Resumption(Record):
+    """When a run that had been stopped was taken up again, and what was complete by then."""
+
+    at: str
+    """UTC, ISO 8601."""
+    cell: int
+    """The cell at which it went on, from 0."""
+    stage: Stage | None
+    """Last stage finished in that cell."""
+    workers_finished: int
+    """Verdict workers finished in that cell."""
+
 
 class Attempts(Record):
     """Finished runs of one op on one workload, in one folder of results: of 200 kernels one is lucky."""
@@ -191,6 +209,8 @@ class Result(Record):
     """Id of the INCONCLUSIVE run that this one repeats; the two are never merged."""
     again: str | None = None
     """Id of the run whose kernel, workload and policy this one measures in another environment."""
+    resumed: list[Resumption] = []
+    """When it was stopped and went on; what was half done was thrown away each time."""
     method: str = METHOD
     seed: int
     environment: dict[str, Any]

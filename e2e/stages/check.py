@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from e2e.processes import Worker
 from e2e.schema.words import Stage
 from e2e.stages import earlier
 from e2e.stages.apart import tried_apart
@@ -15,25 +16,13 @@ STAGE = Stage.CHECK
 
 def check(course: Course) -> None:
     """Survey the model, begin to compile beside it what an earlier run did not, and judge the candidate's outputs."""
-    course.progress.stage("check", "loading the model, looking for the op's sites")
-    with course.spending("load"):
-        clean, begun = course.crew.begin(clean=True), course.crew.begin(clean=False)
-        course.crew.warm()
-        course.clean = course.crew.opened(clean)
-    know_device(course)
-    named = None
-    if any(member.kernel.manifest.kind == "patch" for member in course.crew.members):
-        named = scouted(course, begun)
-        begun = course.crew.begin(clean=False)
-    survey(course, named)
-    if not all(member.fqns for member in course.crew.members):
+    begun = open_model(course)
+    if not course.is_applicable:
         begun.close()
         course.finish(STAGE)
         return
     if course.evidence.stage_asked.rank > STAGE.rank:
-        need_room(course)
-        course.left_out = earlier.left_out(course)
-        course.warmers = warm_caches(course)
+        get_ahead(course)
     worker = course.crew.candidate_worker(course.fqns, stage=STAGE, begun=begun)
     course.learn(bind_s=course.crew.bind_s)
     try:
@@ -52,3 +41,30 @@ def check(course: Course) -> None:
     finally:
         worker.close()
     course.finish(STAGE)
+
+
+def open_model(course: Course) -> Worker:
+    """The clean process with the model open, and what it says of the sites; gives the process begun for the kernels."""
+    course.progress.stage("check", "loading the model, looking for the op's sites")
+    with course.spending("load"):
+        clean, begun = course.crew.begin(clean=True), course.crew.begin(clean=False)
+        course.crew.warm()
+        course.clean = course.crew.opened(clean)
+    know_device(course)
+    named = None
+    if any(member.kernel.manifest.kind == "patch" for member in course.crew.members):
+        named = scouted(course, begun)
+        begun = course.crew.begin(clean=False)
+    survey(course, named)
+    return begun
+
+
+def get_ahead(course: Course) -> None:
+    """Begin to compile what the screen will need.
+
+    Raises:
+        EnvironmentFault: the device cannot hold it.
+    """
+    need_room(course)
+    course.left_out = earlier.left_out(course)
+    course.warmers = warm_caches(course)

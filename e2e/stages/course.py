@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from e2e.arm_names import WITH_KERNELS, ArmName
 from e2e.crew import Crew, Deadline
-from e2e.measure.audit import Fingerprint, Replay
+from e2e.measure.audit import Fingerprint
 from e2e.measure.machine import Watch
 from e2e.measure.schedule import SeedSource
 from e2e.processes import Worker
@@ -20,6 +20,7 @@ from e2e.protocols import Progress
 from e2e.schema.evidence import Evidence, Fault, Part, Spent, StageEnd
 from e2e.schema.policy import Policy
 from e2e.schema.words import Mode, Stage
+from e2e.unfinished import CellSoFar, VerdictSoFar
 from e2e.units import Seconds
 from e2e.workers import Member
 
@@ -50,12 +51,14 @@ class Course:
     fqns: list[str] = field(default_factory=list)
     """Sites that run a kernel of the candidate."""
     digests: dict[tuple[str, int], Fingerprint] = field(default_factory=dict)
-    """Fingerprint of every timed step, by arm and input seed."""
+    """Fingerprint of every timed step that was not audited yet, by arm and input seed."""
     steps_run: int = 0
     steps_committed: int = 0
-    """Steps of recorded segments, and how many of them left a fingerprint."""
-    audited: set[tuple[str, int]] = field(default_factory=set)
-    replays: list[Replay] = field(default_factory=list)
+    """Steps of recorded segments since the last audit, and how many of them left a fingerprint."""
+    verdict: VerdictSoFar | None = None
+    """None until it has begun."""
+    keep: Callable[[], None] = field(default=lambda: None)
+    """Called whenever something is complete, so that a kill does not cost it."""
     first_steps: dict[str, Seconds] = field(default_factory=dict)
     """Of arms that compile: their first step in the process that compiled them, while the caches were cold."""
     reserve_s: float = 0.0
@@ -99,11 +102,46 @@ class Course:
 
     def finish(self, stage: Stage) -> None:
         """That stage's work is complete."""
-        end = StageEnd(stage=stage, seconds=time.monotonic() - self._began)
+        end = StageEnd(stage=stage, seconds=self.used_s)
         self.learn(stage_finished=stage, stage_ends=[*self.evidence.stage_ends, end])
+        self.keep()
+
+    @property
+    def used_s(self) -> Seconds:
+        """Since the cell began, without the time between a stop and the next start."""
+        return time.monotonic() - self._began
+
+    def draw_for(self, part: str) -> None:
+        """Random choices from here on are those of that part of the run, whatever was drawn before it."""
+        self.rng = random.Random(f"{self.crew.seed} {part}")
+
+    def take_up(self, evidence: Evidence, so_far: CellSoFar) -> None:
+        """Go on from what an earlier process left when it was stopped."""
+        self.evidence, self.verdict = evidence, so_far.verdict
+        self.crew.weights = so_far.weights
+        self.set_clock(so_far.used_s)
+
+    def set_clock(self, used_s: Seconds) -> None:
+        """As if the cell had begun so long ago."""
+        self._began = self._since = time.monotonic()
+        self._began -= used_s
+        self._spent = {item.part: item.seconds for item in self.evidence.spent}
+        self.deadline = Deadline(self.policy.budgets.cell_s - used_s)
+
+    @contextlib.contextmanager
+    def on_the_side(self) -> Iterator[None]:
+        """What is learnt inside is known already, and takes none of the cell's time; but faults stay."""
+        before, used_s, keep = self.evidence, self.used_s, self.keep
+        self.keep = lambda: None
+        try:
+            yield
+        finally:
+            self.evidence = before.model_copy(update={"faults": self.evidence.faults})
+            self.keep = keep
+            self.set_clock(used_s)
 
     def forget_fingerprints(self) -> None:
-        """The pilot's steps ran in the process that would replay them, so they are not audited."""
+        """They were audited; or their steps ran in the process that would replay them, as the pilot's do."""
         self.digests, self.steps_run, self.steps_committed = {}, 0, 0
 
     def compiles(self, arm: ArmName) -> bool:
@@ -127,6 +165,11 @@ class Course:
         """The first process to say so counts; whoever comes later finds the caches warm."""
         if self.crew.starts_cold[clean]:
             self.first_steps.setdefault(arm, seconds)
+
+    @property
+    def is_applicable(self) -> bool:
+        """Whether every kernel stands somewhere."""
+        return all(member.fqns for member in self.crew.members)
 
     @property
     def bound(self) -> list[tuple[int, Member]]:

@@ -68,12 +68,12 @@ def screen(course: Course) -> None:
 
 def _prepare_arms(course: Course) -> None:
     """Collect what `begin_pilot` asked for, then what the time allows beyond."""
-    records = _collected(course, {}, arm_names(course))
+    records = collected(course, {}, arm_names(course))
     tuned, reason = _autotuned(course, records)
     assert course.pilot is not None
     for name in [] if reason else tuned:
         course.pilot.send("prepare", arm=name)
-    records = _collected(course, records, [] if reason else tuned)
+    records = collected(course, records, [] if reason else tuned)
     skipped = [_absent(ArmName.parse(name), "skipped", reason) for name in tuned if reason]
     course.learn(arms=[*records.values(), *skipped, *_skipped(course), *_left_out(course)])
 
@@ -98,7 +98,7 @@ def _autotuned(course: Course, records: dict[str, ArmRecord]) -> tuple[list[str]
     return names, ""
 
 
-def _collected(course: Course, records: dict[str, ArmRecord], waiting: list[str]) -> dict[str, ArmRecord]:
+def collected(course: Course, records: dict[str, ArmRecord], waiting: list[str]) -> dict[str, ArmRecord]:
     """The pilot's answers; an arm that fails is shown with its reason, never dropped."""
     while waiting:
         name = waiting.pop(0)
@@ -219,11 +219,16 @@ def _pilot(course: Course) -> None:
 
 def _drop_losers(course: Course) -> None:
     """Training arms hold a whole state each: of those that lost the tournament nothing is asked any more."""
-    if course.crew.cell.step != "train" or course.pilot is None:
-        return
+    if course.crew.cell.step == "train" and course.pilot is not None:
+        course.crew.require(course.pilot, "keep", stage=STAGE, arms=arms_in_use(course))
+
+
+def arms_in_use(course: Course) -> list[str]:
+    """The pilot's arms of which something may still be asked after the tournament."""
     opponents = [opponent_arm(course.evidence, opponent) for opponent in course.policy.opponents]
-    kept = {AS_SHIPPED, *_chosen(course), *headroom_arms(course), *(arm for arm in opponents if arm is not None)}
-    course.crew.require(course.pilot, "keep", stage=STAGE, arms=sorted(kept))
+    alone = [record.name for record in course.evidence.arms if record.role is Role.PART and record.status == "ok"]
+    wanted = [AS_SHIPPED, *_chosen(course), *headroom_arms(course), *filter(None, opponents), *alone]
+    return list(dict.fromkeys(wanted))
 
 
 def _match_headroom(course: Course) -> None:
@@ -254,7 +259,7 @@ def _try_late(course: Course, names: list[str], *, first_block: int) -> None:
     assert course.pilot is not None
     for name in names:
         course.pilot.send("prepare", arm=name)
-    found = [_checked(course, record) for record in _collected(course, {}, list(names)).values()]
+    found = [_checked(course, record) for record in collected(course, {}, list(names)).values()]
     course.learn(arms=[*course.evidence.arms, *found])
     usable = [record.name for record in found if record.status == "ok"]
     plan = dict.fromkeys((str(course.evidence.baseline), *usable), segment_steps(course, _chosen(course)[0]))

@@ -11,7 +11,7 @@ from typing import Any
 
 from e2e import stats, wording
 from e2e.arm_names import AS_SHIPPED, ArmName
-from e2e.measure.audit import Fingerprint, Replay, Tolerance, agreement, conclude
+from e2e.measure.audit import Fingerprint, Replay, Tolerance, allowed_apart, compared, conclude, disagreements
 from e2e.processes import Worker
 from e2e.schema.words import Outcome, Role, Stage
 from e2e.stages import clean
@@ -21,6 +21,7 @@ from e2e.stages.ready import ready, workers_at_once
 from e2e.stages.screen import CEILING_WORKER, contending_headroom, headroom_arms
 from e2e.stages.timing import run_block, segment_steps, warm_up
 from e2e.sweep import settled
+from e2e.unfinished import VerdictSoFar
 from e2e.units import Seconds
 from e2e.weighing import opponent_arm, weigh
 
@@ -34,14 +35,13 @@ def time_verdict(course: Course) -> None:
     """Worker after worker until a look decides, the looks are used up, or the time is."""
     if course.evidence.baseline is None or course.evidence.candidate is None:
         return
-    plan = _plan(course)
-    blocks = _blocks(course, plan)
-    with course.spending("audit"):
-        own = clean.make_ready(course, plan)
-    course.forget_fingerprints()
-    pace = Pace()
+    if course.verdict is None:
+        course.verdict = _begun(course)
+        course.forget_fingerprints()
+        course.keep()
+    pace, done = Pace(), course.evidence.workers_finished
     for first, look in pairwise((0, *course.policy.looks)):
-        if not _reach(course, own, plan, range(first, look), blocks, pace):
+        if not _reach(course, range(max(first, done), look), pace):
             course.learn(budget_exhausted=True)
             break
         if settled(course.evidence, course.policy, cells=course.cells):
@@ -49,8 +49,16 @@ def time_verdict(course: Course) -> None:
     row = weigh(course.evidence, course.policy).deciding
     if row is not None and row.outcome is Outcome.CONFIRMED:
         with course.spending("audit"):
-            clean.time_losers(course, own)
+            clean.time_losers(course, course.verdict.clean_arms)
     course.finish(STAGE)
+
+
+def _begun(course: Course) -> VerdictSoFar:
+    """What is decided once, before the first worker."""
+    plan = _plan(course)
+    blocks = _blocks(course, plan)
+    with course.spending("audit"):
+        return VerdictSoFar(plan=plan, blocks=blocks, clean_arms=clean.make_ready(course, plan))
 
 
 def _plan(course: Course) -> dict[str, int]:
@@ -90,16 +98,16 @@ class Pace:
     timed_s: Seconds = 0.0
 
 
-def _reach(
-    course: Course, own: Sequence[str], plan: Mapping[str, int], places: Sequence[int], blocks: int, pace: Pace
-) -> bool:
-    """Time the workers up to a look, `own` arms of the clean process after each; whether the time sufficed."""
-    waiting = list(places)
+def _reach(course: Course, places: Sequence[int], pace: Pace) -> bool:
+    """Time the workers up to a look, arms of the clean process after each; whether the time sufficed."""
+    assert course.verdict is not None
+    plan, waiting = course.verdict.plan, list(places)
     while waiting:
         if not _suffices(course, pace.ready_s + pace.timed_s, waiting):
             return False
         group = [waiting.pop(0) for _ in range(min(workers_at_once(course), len(waiting)))]
         plans = [_with_headroom(course, plan) if place < course.policy.ceiling_workers else plan for place in group]
+        course.draw_for(f"workers from {group[0]}")
         start = time.monotonic()
         with ready(course, plans) as workers:
             pace.ready_s = max(pace.ready_s, time.monotonic() - start)
@@ -107,10 +115,16 @@ def _reach(
                 if not _suffices(course, pace.timed_s, places[places.index(place) :]):
                     return False
                 start = time.monotonic()
-                _one_worker(course, worker, arms, place=place, blocks=blocks)
+                course.draw_for(f"worker {place}")
+                if not _one_worker(course, worker, arms, place=place):
+                    return False
                 with course.spending("audit"):
                     clean_blocks = max(1, course.policy.blocks // course.policy.looks[0])
+                    own = course.verdict.clean_arms
                     clean.time_arms(course, own, worker=FIRST_WORKER + place, blocks=clean_blocks)
+                course.learn(workers_finished=course.evidence.workers_finished + 1)
+                course.keep()
+                _say(course)
                 pace.timed_s = max(pace.timed_s, time.monotonic() - start)
     return True
 
@@ -127,9 +141,13 @@ def _with_headroom(course: Course, plan: Mapping[str, int]) -> dict[str, int]:
     return {**plan, **dict.fromkeys(contending_headroom(course), plan[str(course.evidence.baseline)])}
 
 
-def _one_worker(course: Course, worker: Worker, plan: Mapping[str, int], *, place: int, blocks: int) -> None:
-    """All arms of a fresh process: one discarded block, then the counted ones; its steps are audited elsewhere."""
-    number = FIRST_WORKER + place
+def _one_worker(course: Course, worker: Worker, plan: Mapping[str, int], *, place: int) -> bool:
+    """All arms of a fresh process: one discarded block, then the counted ones; its steps are audited elsewhere.
+
+    False when the time was over before.
+    """
+    assert course.verdict is not None
+    number, blocks = FIRST_WORKER + place, course.verdict.blocks
     course.progress.stage("verdict", f"worker {place + 1} of at least {course.policy.looks[0]}")
     warm_up(course, worker, course.rng.sample(list(plan), len(plan)), worker_number=number, stage=STAGE)
     # before the block that is discarded: after it the device was idle, and may be slow (probably seen on an H200)
@@ -137,7 +155,7 @@ def _one_worker(course: Course, worker: Worker, plan: Mapping[str, int], *, plac
     for block in range(-1, blocks):
         if course.deadline.left_s <= 0:
             course.learn(budget_exhausted=True)
-            return
+            return False
         run_block(
             course,
             worker,
@@ -148,20 +166,23 @@ def _one_worker(course: Course, worker: Worker, plan: Mapping[str, int], *, plac
             stage=STAGE,
         )
         course.progress.advance(block + 1, blocks, f"worker {place + 1}", course.deadline.left_s)
-    course.learn(workers_finished=course.evidence.workers_finished + 1)
     worker.close()
     with course.spending("audit"):
         _audit(course, plan)
+    return True
+
+
+def _say(course: Course) -> None:
     row = weigh(course.evidence, course.policy).deciding
     if row is not None:
-        course.progress.note(f"so far, from {place + 1} workers: {wording.estimate(row.speedup)}, provisional")
+        done = course.evidence.workers_finished
+        course.progress.note(f"so far, from {done} workers: {wording.estimate(row.speedup)}, provisional")
 
 
 def _audit(course: Course, plan: Mapping[str, int]) -> None:
     """Replay a random few of this worker's steps in processes that did not run them, and compare fingerprints."""
-    assert course.pilot is not None and course.clean is not None
-    fresh = {key: value for key, value in course.digests.items() if key not in course.audited}
-    course.audited |= set(fresh)
+    assert course.verdict is not None and course.pilot is not None and course.clean is not None
+    fresh, before, found = course.digests, course.verdict, list(course.verdict.replays)
     sham = str(ArmName(Role.SHAM, *_mode_of(course.evidence.baseline)))
     for arm in plan:
         if ArmName.parse(arm).role is Role.HEADROOM:
@@ -170,24 +191,30 @@ def _audit(course: Course, plan: Mapping[str, int]) -> None:
         count = max(1, round(course.policy.audit_fraction * len(seeds)))
         replayed_as = str(course.evidence.baseline) if arm == sham else arm
         for run in _runs(course, arm, seeds, count):
-            _compare(course, course.pilot, arm, replayed_as, run, fresh)
+            found += _replayed(course, course.pilot, arm, replayed_as, run)
             if arm == AS_SHIPPED:
-                _compare(course, course.clean, arm, arm, run, fresh)
-    found = conclude(
-        course.replays,
-        run=course.steps_run,
-        committed=course.steps_committed,
+                found += _replayed(course, course.clean, arm, arm, run)
+    candidate, baseline = str(course.evidence.candidate), str(course.evidence.baseline)
+    rough = max(course.rounding or 0.0, rounding_of(course))
+    allowed = allowed_apart(rough, course.crew.cell.dtype)
+    apart, pairs = disagreements(fresh, candidate=candidate, baseline=baseline, allowed=allowed)
+    more = {
+        "steps_run": before.steps_run + course.steps_run,
+        "steps_committed": before.steps_committed + course.steps_committed,
+        "steps_compared": before.steps_compared + pairs,
+        "steps_apart": before.steps_apart + apart,
+        "replays": found,
+    }
+    course.verdict = so_far = before.model_copy(update=more)
+    course.forget_fingerprints()
+    audit = conclude(
+        so_far.replays,
+        run=so_far.steps_run,
+        committed=so_far.steps_committed,
         baseline=course.evidence.baseline,
         tolerance=_tolerance(course),
     )
-    same = agreement(
-        course.digests,
-        candidate=str(course.evidence.candidate),
-        baseline=str(course.evidence.baseline),
-        rounding=max(course.rounding or 0.0, rounding_of(course)),
-        dtype=course.crew.cell.dtype,
-    )
-    course.learn(audit=found.model_copy(update=same))
+    course.learn(audit=audit.model_copy(update=compared(candidate, so_far.steps_apart, so_far.steps_compared)))
 
 
 def _runs(course: Course, arm: str, seeds: list[int], count: int) -> list[list[int]]:
@@ -219,21 +246,15 @@ def _mode_of(arm: str | None) -> tuple[Any, Any]:
     return name.mode, name.alternative
 
 
-def _compare(
-    course: Course,
-    worker: Worker,
-    arm: str,
-    replayed_as: str,
-    seeds: list[int],
-    committed: Mapping[tuple[str, int], Fingerprint],
-) -> None:
+def _replayed(course: Course, worker: Worker, arm: str, replayed_as: str, seeds: list[int]) -> list[Replay]:
+    """What those steps left when they were timed, beside what they leave in another process."""
     if worker is course.clean:
         reply = course.crew.require(worker, "digests", arm=replayed_as, seeds=seeds)
     else:
         reply = course.crew.ask(worker, "digests", stage=STAGE, arm=replayed_as, seeds=seeds)
     found = [Fingerprint.read(value) for value in reply["digests"]]
     found += [None] * (len(seeds) - len(found))
-    course.replays += [
-        Replay(arm, committed[(arm, seed)], replayed, is_clean=worker is course.clean)
+    return [
+        Replay(arm, course.digests[(arm, seed)], replayed, is_clean=worker is course.clean)
         for seed, replayed in zip(seeds, found, strict=False)
     ]

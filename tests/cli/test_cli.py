@@ -86,7 +86,7 @@ def test_only_the_flags_of_this_version_exist() -> None:
     shown = CliRunner().invoke(app, ["validate", "--help"], env={"COLUMNS": "200"}).stdout
     flags = {
         "--budget", "--device", "--events", "--help", "--json", "--kernel", "--no-trace", "--op", "--out",
-        "--again", "--policy", "--repeat", "--seed", "--set", "--trace", "--until", "--workers",
+        "--again", "--policy", "--repeat", "--resume", "--seed", "--set", "--trace", "--until", "--workers",
     }  # fmt: skip
     assert flags == set(re.findall(r"--[a-z-]+", shown))
 
@@ -599,6 +599,73 @@ def test_what_the_policy_pins_bars_the_verdict(
     assert run(["report", str(tmp_path / "out" / found[2]["run_id"])]) == 0
     report = capsys.readouterr().out
     assert "Chosen on the command line: policy pinned instead of standard, seed 7" in report
+
+
+# ---- Runs that were stopped
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A run of a kernel in `tmp_path` that ended by Ctrl-C before it had built it."""
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setenv("E2E_CACHE_DIR", str(tmp_path / "cache"))
+    shutil.copy("tests/kernels/plain_norm.py", tmp_path)
+    arguments = ["validate", "tiny_llama_infer", "--kernel", str(tmp_path / "plain_norm.py"), "--until", "build"]
+
+    def interrupted(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "_build", interrupted)
+        assert run([*arguments, "--op", "rms_norm", "--out", str(tmp_path / "out"), "--json"]) == 130
+    return tmp_path / "out" / json.loads(capsys.readouterr().out)["run_id"]
+
+
+def test_an_interrupted_run_says_how_to_go_on_and_goes_on(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = store.load(stopped)
+    assert first.error is not None
+    assert f"interrupted; `e2e validate --resume {stopped}` goes on from there" == first.error.message
+    assert run(["validate", "--resume", str(stopped)]) == 0
+    assert "Resumed 20" in capsys.readouterr().out
+    second = store.load(stopped)
+    assert (second.error, second.stage) == (None, Stage.BUILD)
+    assert (first.seed, first.created, first.command) == (second.seed, second.created, second.command)
+    assert first.cells[0].evidence.exam == second.cells[0].evidence.exam
+    assert [(item.cell, item.stage) for item in second.resumed] == [(0, None)]
+    assert run(["validate", "--resume", str(stopped)]) == 2
+    assert "has ended: there is nothing to resume" in capsys.readouterr().err
+
+
+def test_a_killed_run_has_no_outcome_for_any_command(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (stopped / store.RESULT).unlink()  # as if it had been killed, and not interrupted
+    for command in (["gate"], ["compare", str(stopped)], ["adopt"]):
+        assert run([*command, str(stopped)]) == 2
+        assert f"was stopped before it ended: it has no outcome yet; `e2e report {stopped}`" in capsys.readouterr().err
+    assert run(["report", str(stopped)]) == 0
+    assert "INTERRUPTED" in capsys.readouterr().out
+    assert run(["history", str(stopped.parent)]) == 0
+    assert "was stopped before it ended" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_stopped_run_whose_kernel_was_changed_or_moved_does_not_go_on(
+    stopped: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernel = stopped.parent.parent / "plain_norm.py"
+    kernel.write_text(kernel.read_text() + "\n# faster\n")
+    assert run(["validate", "--resume", str(stopped)]) == 2
+    assert "plain_norm.py has changed (sha256" in capsys.readouterr().err
+    kernel.unlink()
+    assert run(["validate", "--resume", str(stopped)]) == 2
+    assert "no such file" in capsys.readouterr().err
+    assert store.load(stopped).error is not None, "what it had is still there"
+
+
+@pytest.mark.parametrize("more", [["w.yaml"], ["--seed", "1"], ["--out", "x"], ["--repeat", "x", "--workers", "9"]])
+def test_what_would_make_it_another_run_is_refused(
+    stopped: Path, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    assert run(["validate", "--resume", str(stopped), *more]) == 2
+    assert "--resume takes everything from the stopped run" in capsys.readouterr().err
 
 
 # ---- Repeats

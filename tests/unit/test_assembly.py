@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from e2e.assembly import assemble
+from e2e.assembly import assemble, error_record
 from e2e.configuration import LoadedWorkload
 from e2e.errors import EnvironmentFault
 from e2e.measure.devices import Device
@@ -30,7 +30,7 @@ def assembled(found: Sequence[Evidence], *, error: BaseException | None = None, 
         seed=7,
     )
     courses = [(results.cell(batch=batch), each) for batch, each in enumerate(found, start=1)]
-    return assemble(loaded, courses, run_id="r1", created="now", seconds=1.0, error=error)
+    return assemble(loaded, courses, run_id="r1", created="now", seconds=1.0, error=error_record(error))
 
 
 def test_a_repeat_is_linked_to_its_first_run() -> None:

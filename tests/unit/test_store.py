@@ -15,7 +15,7 @@ from e2e.judge import judge
 from e2e.schema.__main__ import FILE, schema_text
 from e2e.schema.evidence import Segment
 from e2e.schema.result import CellResult
-from e2e.store import COLUMNS, DIGEST, RESULT, SAMPLES, Run, find, load, to_json
+from e2e.store import DIGEST, RESULT, SAMPLES, UNFINISHED, Run, find, load, to_json
 from tests import results
 
 
@@ -128,8 +128,12 @@ def test_a_missing_piece_is_named(stored: Path, name: str) -> None:
 def test_a_killed_run_is_told_from_a_folder_that_is_no_run(tmp_path: Path) -> None:
     assert "not a run" in refusal(tmp_path)
     run = Run.create(tmp_path, "killed")
-    run.write_samples(results.segments())
-    assert "the run was stopped" in refusal(run.folder)
+    assert "not a run, or one that was stopped before it began" in refusal(run.folder)
+    run.write_text(UNFINISHED, "{}")
+    assert "was stopped before it ended" in refusal(run.folder)
+    assert f"`e2e validate --resume {run.folder}` finishes it" in refusal(run.folder)
+    with run.held():
+        assert "is still going" in refusal(run.folder)
 
 
 def test_what_does_not_exist_is_said_so(tmp_path: Path) -> None:
@@ -167,17 +171,42 @@ def test_samples_of_the_first_method_are_read_with_what_it_did_not_see_absent(st
     assert results.segments() == load(stored).cells[0].evidence.segments
 
 
-def test_samples_are_written_piece_by_piece(tmp_path: Path) -> None:
-    run = Run.create(tmp_path, "pieces")
-    first, rest = results.segments()[:4], results.segments()[:9]
-    run.write_samples(first)
-    assert len((run.folder / SAMPLES).read_text().splitlines()) == 1 + 4
-    run.write_samples(rest)
-    run.write_samples(first, cell=1)
-    lines = (run.folder / SAMPLES).read_text().splitlines()
-    assert len(lines) == 1 + 9 + 4
-    assert lines[0] == ",".join(COLUMNS)
-    assert lines[-1].startswith("1,")
+def test_whoever_reads_between_the_files_of_a_second_finish_is_not_told_of_an_edit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run.create(tmp_path, "twice")
+    first = run.finish(results.result())
+    places: list[str] = []
+
+    def looked_at(self: Path, target: Path) -> Path:
+        places.append(target.name)
+        assert load(run.folder).repeats in (None, "another")
+        return rename(self, target)
+
+    rename = Path.replace
+    monkeypatch.setattr(Path, "replace", looked_at)
+    second = run.finish(first.model_copy(update={"repeats": "another"}))
+    assert [SAMPLES, DIGEST, RESULT, DIGEST] == places
+    assert second == load(run.folder)
+    assert 1 == len((run.folder / DIGEST).read_text().splitlines())
+
+
+def test_a_run_that_goes_on_loses_what_was_half_written_and_nothing_else(tmp_path: Path) -> None:
+    run = Run.create(tmp_path, "killed")
+    run.finish(results.result())
+    run.write_text("kernel/k.py", "code")
+    for name in (".result.json.0123456789ab", "kernel/.k.py.0123456789ab"):
+        (run.folder / name).write_text("half")
+    run.clear()
+    assert ["kernel", "kernel/k.py"] == sorted(str(path.relative_to(run.folder)) for path in run.folder.rglob("*"))
+
+
+def test_a_run_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
+    run = Run.create(tmp_path, "held")
+    with run.held(), pytest.raises(UsageError, match="is still going, in another process"), Run(run.folder).held():
+        pass
+    with run.held():
+        pass
 
 
 def test_two_runs_never_share_a_folder(tmp_path: Path) -> None:
