@@ -84,7 +84,7 @@ class Range:
         try:
             pipeline._build(course, loaded, run)
             if not course.evidence.faults:
-                pipeline._stages(course)
+                pipeline._stages(course, pipeline.STAGES)
         finally:
             for worker in (course.clean, course.pilot, *(worker for worker, _ in course.warmers)):
                 if worker is not None:

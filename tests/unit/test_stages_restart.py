@@ -180,7 +180,7 @@ def test_a_build_that_was_complete_is_looked_up_and_no_stage_is_done_twice(
     before = going.evidence
     pipeline._build(going, loaded=NoOpponents(), run=None)  # type: ignore[arg-type]
     assert before == going.evidence
-    pipeline._stages(going)
+    pipeline._stages(going, pipeline.STAGES)
     assert [Stage.VERDICT] == did
 
 
