@@ -55,7 +55,6 @@ def screen(course: Course) -> None:
     course.progress.stage("screen", "pilot of every arm")
     course.watch.begin()
     _pilot(course)
-    _drop_losers(course)
     course.progress.stage("screen", "the most any kernel for this op could win")
     _ceiling(course)
     _each_alone(course)
@@ -215,15 +214,6 @@ def _pilot(course: Course) -> None:
     )
     _match_headroom(course)
     course.progress.note(f"strongest PyTorch: {course.evidence.baseline}; best candidate: {course.evidence.candidate}")
-
-
-def _drop_losers(course: Course) -> None:
-    """Training arms hold a whole state each: of those that lost the tournament nothing is asked any more."""
-    if course.crew.cell.step != "train" or course.pilot is None:
-        return
-    opponents = [opponent_arm(course.evidence, opponent) for opponent in course.policy.opponents]
-    kept = {AS_SHIPPED, *_chosen(course), *headroom_arms(course), *(arm for arm in opponents if arm is not None)}
-    course.crew.require(course.pilot, "keep", stage=STAGE, arms=sorted(kept))
 
 
 def _match_headroom(course: Course) -> None:
