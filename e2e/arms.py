@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
@@ -101,8 +100,7 @@ class Arena:
             backend.interceptions = interceptions_in(model)
             run = compiled(program, backend)
         arm = Arm(arm_name, run, backend, seed if arm_name.role is Role.HEADROOM else None)
-        if self._train is not None:
-            arm.trainer = Trainer(model, self._trees.source(arm_name), self._train)
+        arm.trainer = self._trees.trainer(arm_name, model)
         self._arms[name] = arm
         prepare_s = self._made_ready(arm_name, seed)
         start = time.perf_counter()
@@ -145,13 +143,6 @@ class Arena:
         for kernel in self._trees.kernels:
             if isinstance(kernel.call, Prepared):
                 kernel.call.need_fresh()
-
-    def keep(self, names: Collection[str]) -> None:
-        """Let go of all other arms, and of the device's memory that they held."""
-        self._arms = {name: arm for name, arm in self._arms.items() if name in names}
-        gc.collect()
-        if self._session.device != "cpu":
-            torch.cuda.empty_cache()
 
     def _first_step(self, arm: Arm, program: nn.Module, seed: int) -> bool:
         """Compile and run once; whether a baseline had to be compiled with breaks in its graph.

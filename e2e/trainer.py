@@ -1,4 +1,4 @@
-"""A training step as an arm runs it: parameters and optimizer of its own, and one snapshot that all arms start from.
+"""A training step as an arm runs it, by turns with others: from one snapshot, on one state that its turn makes its own.
 
 Worker side. A step's outputs, for its fingerprint, are numbers that every gradient and every update goes into.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -68,14 +69,40 @@ UPDATE = "optimizer"
 """Name of that module in a model that is trained with AdamW."""
 
 
+@dataclass(frozen=True)
+class State:
+    """What training changes, held once for all arms of a model: whoever's turn it is starts it from the snapshot."""
+
+    model: nn.Module
+    """Its parameters and buffers are the ones that are trained; arms' trees are over them."""
+    optimizer: torch.optim.Optimizer
+
+    @classmethod
+    def of(cls, source: nn.Module, train: TrainSpec) -> State:
+        """A copy of the model, and an optimizer that has all of its tensors already: no arm's turn makes them."""
+        model = copy.deepcopy(source).train()
+        parameters = [item for item in model.parameters() if item.requires_grad]
+        optimizer = optimizer_of(train, parameters)
+        for item in parameters:
+            item.grad = torch.zeros_like(item)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return cls(model, optimizer)
+
+
 class Trainer:
     """Steps of one arm: zero the gradients, forward, backward, clip, update."""
 
-    def __init__(self, model: nn.Module, source: nn.Module, train: TrainSpec) -> None:
-        """`source`: the model that `model` was copied from, which no arm trains; its values are the snapshot."""
+    def __init__(
+        self, model: nn.Module, source: nn.Module, train: TrainSpec, optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
+        """`source`: the model that `model` was copied from, which no arm trains; its values are the snapshot.
+
+        `optimizer`: of these parameters, where others train them as well, by turns; None makes one.
+        """
         self._clip = train.clip
         self._named = {name: item for name, item in model.named_parameters() if item.requires_grad}
-        self._optimizer = optimizer_of(train, self._named.values())
+        self._optimizer = optimizer_of(train, self._named.values()) if optimizer is None else optimizer
         self._update: Callable[[], Any] = self._optimizer.step
         update = getattr(model, UPDATE, None)
         if isinstance(update, Update) and train.optimizer == "adamw":

@@ -1,8 +1,7 @@
-"""Worker side: each arm's own module tree, in inference over shared weights."""
+"""Worker side: each arm's own module tree, over shared weights."""
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -18,6 +17,7 @@ from e2e.protocols import Op, Site, written_by
 from e2e.schema.words import Mode, Role
 from e2e.schema.workload import TrainSpec
 from e2e.scout import Around, Replica, placed
+from e2e.trainer import State, Trainer
 
 OPERATOR = "aten:"
 """Start of the name of an op that is one of torch's own operators."""
@@ -31,6 +31,8 @@ class Trees:
         self.parts = parts
         self._session = session
         self._train: TrainSpec | None = getattr(session, "train", None)
+        self._states: dict[int, State] = {}
+        """By identity of the model that they started from: the session's, and the one that a patch made of it."""
         self._registered: dict[str, tuple[Callable[..., Any], Any]] = {}
         """By hash of the kernel: what stands at its sites, and the operator that a graph of it holds."""
         self._captured_calls: Counter[str] = Counter()
@@ -50,7 +52,7 @@ class Trees:
     def grown_with(self, name: ArmName, around: Around) -> nn.Module:
         """An eager arm's tree once more, with `around(site, function)` at every site in place of what stands there.
 
-        For inference only: in training a tree has weights of its own.
+        For inference only.
         """
         if name.role in WITH_KERNELS:
             return self._with_candidate(name, around)
@@ -67,10 +69,23 @@ class Trees:
         return self._train is not None and not (op.name.startswith(OPERATOR) or written_by(op))
 
     def _copied(self, model: nn.Module) -> nn.Module:
-        """A module tree of its own: in training with weights of its own, which the step changes."""
-        return copy_sharing_weights(model) if self._train is None else copy.deepcopy(model).train()
+        """A module tree of its own: over the model's weights, or in training over those that are trained by turns."""
+        return copy_sharing_weights(model if self._train is None else self._state(model).model)
 
-    def source(self, name: ArmName) -> nn.Module:
+    def _state(self, source: nn.Module) -> State:
+        assert self._train is not None
+        if id(source) not in self._states:
+            self._states[id(source)] = State.of(source, self._train)
+        return self._states[id(source)]
+
+    def trainer(self, name: ArmName, model: nn.Module) -> Trainer | None:
+        """Of the arm whose tree that is; None in inference."""
+        if self._train is None:
+            return None
+        source = self._source(name)
+        return Trainer(model, source, self._train, self._state(source).optimizer)
+
+    def _source(self, name: ArmName) -> nn.Module:
         """The model that the arm's tree is a copy of."""
         standing = self._standing(name) if name.role in WITH_KERNELS else []
         calls = [part.candidate.kernel.call for part in standing if part.candidate is not None]

@@ -25,8 +25,9 @@ class LeakyIntegrator(nn.Module):
         age = (time[:, None] - time[None, :])[:, :, None]  # (S, S, 1): how long ago s was at t
         # an exponential beyond float32, of ages before 0, would make gradients NaN
         decay = torch.exp(age.clamp_min(0) * torch.log(self.leak))
-        response = torch.where(age >= 0, decay, 0.0) * (1 - self.leak)
-        return (response * x[:, None]).sum(2).to(x.dtype)
+        response = decay * (1 - self.leak)
+        # chosen here and not in `response`: 0 times a NaN to come would be one, in all that came before it
+        return torch.where(age >= 0, response * x[:, None], 0.0).sum(2).to(x.dtype)
 
 
 class Smoothed(nn.Module):

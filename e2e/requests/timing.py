@@ -49,10 +49,6 @@ class Timing(Opened):
 
         return room(self.device)
 
-    def do_keep(self, *, arms: list[str]) -> None:
-        """See Arena.keep."""
-        self.arena.keep(arms)
-
     def do_plant(self, *, arm: str, pause_s: float) -> None:
         """See Arena.plant."""
         self.arena.plant(arm, pause_s=pause_s, seed=self.seed)

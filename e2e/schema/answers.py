@@ -180,7 +180,6 @@ ANSWERS: Mapping[str, type[Answer]] = {
     "scout": Scouted,
     "arena": Nothing,
     "settle": Nothing,
-    "keep": Nothing,
     "stage": Nothing,
     "step_output": Nothing,
     "probes": Nothing,

@@ -134,7 +134,7 @@ class TrainSpec(Record):
 
     @property
     def copies(self) -> int:
-        """Tensors as large as the model that an arm keeps: its parameters, and the optimizer's state."""
+        """Tensors as large as the model that training keeps: the parameters, and the optimizer's state."""
         return 3 if self.optimizer == "adamw" else 2 if self.momentum else 1
 
 

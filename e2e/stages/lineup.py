@@ -12,7 +12,7 @@ from e2e.measure.machine import thread_count
 from e2e.processes import Worker, WorkerFault
 from e2e.schema.words import Mode, Role, Stage
 from e2e.stages.course import Course
-from e2e.wording import size
+from e2e.wording import count, size
 
 STAGE = Stage.CHECK
 
@@ -107,27 +107,30 @@ def every_arm(course: Course) -> list[ArmName]:
     return [*baselines, *candidates, *(ArmName(Role.HEADROOM, mode) for mode in modes)]
 
 
+PROCESSES = 3
+"""That hold the model at once, at least: the clean one, the pilot, and the verdict's worker."""
+SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
+"""Bytes of an element."""
+
+
 def need_room(course: Course) -> None:
-    """Training arms have states of their own, and all of them are in one process.
+    """In training a process holds the model as it was loaded and one state, which its arms train by turns.
 
     Raises:
-        EnvironmentFault: the device cannot hold them.
+        EnvironmentFault: the device cannot hold them, activations left aside.
     """
     room, cell = course.facts["memory"], course.crew.cell
     if cell.step != "train" or room is None:
         return
-    parameters, train = int(course.facts["facts"]["parameters"]), course.crew.workload.workload.train
-    each = parameters * SIZES[cell.dtype] * train.copies
-    arms = len(arm_names(course))
-    if arms * each > room:
+    model = int(course.facts["facts"]["parameters"]) * SIZES[cell.dtype]
+    is_patch = any(member.kernel.manifest.kind == "patch" for member in course.crew.members)
+    states = 2 if is_patch else 1  # of a patch the model that it made is trained as well
+    state = model * course.crew.workload.workload.train.copies
+    if PROCESSES * (model + states * state) > room:
         raise EnvironmentFault(
-            f"{arms} arms with a training state of {size(each)} each do not fit into {size(room)}, and arms are not "
-            "yet run process by process: name fewer `modes` and `alternative_modes` in the policy, or a smaller model"
+            f"{PROCESSES} processes, each with the model of {size(model)} and {count(states, 'training state')} of "
+            f"{size(state)}, do not fit into {size(room)}: give it a smaller model, or a device with more memory"
         )
-
-
-SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
-"""Bytes of an element."""
 
 
 def mode_problem(course: Course, mode: Mode) -> str | None:

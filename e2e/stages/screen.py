@@ -55,7 +55,6 @@ def screen(course: Course) -> None:
     course.progress.stage("screen", "pilot of every arm")
     course.watch.begin()
     _pilot(course)
-    _drop_losers(course)
     course.progress.stage("screen", "the most any kernel for this op could win")
     _ceiling(course)
     _each_alone(course)
@@ -215,12 +214,6 @@ def _pilot(course: Course) -> None:
     )
     _match_headroom(course)
     course.progress.note(f"strongest PyTorch: {course.evidence.baseline}; best candidate: {course.evidence.candidate}")
-
-
-def _drop_losers(course: Course) -> None:
-    """Training arms hold a whole state each: of those that lost the tournament nothing is asked any more."""
-    if course.crew.cell.step == "train" and course.pilot is not None:
-        course.crew.require(course.pilot, "keep", stage=STAGE, arms=arms_in_use(course))
 
 
 def arms_in_use(course: Course) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from e2e import arms, registry
 from e2e.arms import Arena
 from e2e.binding import NO_BACKWARD
 from e2e.bound import Bound, Candidate, Part
+from e2e.errors import EnvironmentFault
 from e2e.modes import CountingBackend
 from e2e.ops.rms_norm import RmsNorm
 from e2e.protocols import BuildTarget
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*Function'> should not be insta
 
 OP = RmsNorm()
 EAGER, SHAM, CANDIDATE, HEADROOM = "baseline:eager", "sham:eager", "candidate:eager", "headroom:eager"
-COMPILED = "candidate:compile"
+COMPILED_BASELINE = "baseline:compile"
 SEEDS = [11, 12, 13]
 OWN = """\
 # /// e2e
@@ -115,7 +115,15 @@ def close(arena: Arena, one: str, other: str) -> None:
         assert mine[1] == pytest.approx(theirs[1], rel=1e-3, abs=1e-3)
 
 
-def test_arms_train_copies_of_their_own() -> None:
+def tensors_of(arena: Arena, name: str) -> list[Tensor]:
+    """What a step of the arm changes: parameters, and the optimizer's state."""
+    trainer = arena._arms[name].trainer
+    assert trainer is not None
+    state = [item for items in trainer._optimizer.state.values() for item in items.values()]
+    return [*trainer._named.values(), *state]
+
+
+def test_the_sessions_own_model_is_the_snapshot() -> None:
     arena = prepared(EAGER, CANDIDATE, kernel=python())
     model = arena._session.model
     before = [item.detach().clone() for item in model.parameters()]
@@ -126,13 +134,27 @@ def test_arms_train_copies_of_their_own() -> None:
     assert all(item.grad is None for item in model.parameters())
 
 
-def test_arms_that_lost_are_let_go_with_their_weights() -> None:
-    arena = prepared(EAGER, SHAM)
-    kept = arena.run(EAGER, seeds=SEEDS)
-    trainer = weakref.ref(arena._arms[SHAM].trainer)  # type: ignore[type-var]
-    arena.keep([EAGER])
-    assert trainer() is None
-    assert arena.run(EAGER, seeds=SEEDS) == kept
+@pytest.mark.parametrize("fields", [{}, {"optimizer": "sgd", "momentum": 0.9}])
+def test_arms_train_one_state_by_turns(fields: Any) -> None:
+    alone = {name: prepared(name, **fields).run(name, seeds=SEEDS) for name in (EAGER, SHAM, COMPILED_BASELINE)}
+    arena = prepared(*alone, **fields)
+    held = [set(map(id, tensors_of(arena, name))) for name in alone]
+    assert held[0] == held[1] == held[2]
+    for name in (*alone, *reversed(alone)):
+        assert arena.run(name, seeds=SEEDS) == alone[name], "nothing of an earlier turn is left"
+
+
+def test_a_kernel_in_the_optimizers_place_trains_the_same_state() -> None:
+    session = LlamaSession(step="train")
+    op = registry.load_op("adamw")
+    sites = op.find_sites(session.model)
+    kernel = Bound(op.alternatives["foreach"], "f" * 64, is_python=False)
+    arena = Arena(session, [Part(op, sites, Candidate(kernel, frozenset(site.fqn for site in sites)))])
+    for name in (CANDIDATE, EAGER):
+        arena.prepare(name, seed=7)
+    assert set(map(id, tensors_of(arena, CANDIDATE))) == set(map(id, tensors_of(arena, EAGER)))
+    for _ in range(2):
+        close(arena, CANDIDATE, EAGER)
 
 
 def test_identical_code_gives_identical_bits() -> None:
@@ -262,3 +284,23 @@ def test_steps_of_a_training_segment_are_replayed_from_its_start() -> None:
 def test_a_training_step_is_not_captured_by_hand() -> None:
     assert "not captured" in str(lineup.mode_problem(Asking("train"), Mode.CUDA_GRAPH))  # type: ignore[arg-type]
     assert lineup.mode_problem(Asking("train"), Mode.COMPILE) is None  # type: ignore[arg-type]
+
+
+class Holding:
+    """As much of a Course as the question of room looks at: 1 GiB of parameters in bfloat16, trained with AdamW."""
+
+    def __init__(self, device_bytes: int, kind: str = "op", step: str = "train") -> None:
+        self.facts = {"memory": device_bytes, "facts": {"parameters": 2**29}}
+        member = SimpleNamespace(kernel=SimpleNamespace(manifest=SimpleNamespace(kind=kind)))
+        workload = SimpleNamespace(workload=SimpleNamespace(train=TrainSpec()))
+        cell = SimpleNamespace(step=step, dtype="bfloat16")
+        self.crew = SimpleNamespace(cell=cell, members=[member], workload=workload)
+
+
+def test_three_processes_must_hold_the_model_and_one_training_state_each() -> None:
+    lineup.need_room(Holding(12 * 2**30))  # type: ignore[arg-type]
+    lineup.need_room(Holding(2**30, step="prefill"))  # type: ignore[arg-type]
+    with pytest.raises(EnvironmentFault, match=r"1 training state of 3\.00 GiB"):
+        lineup.need_room(Holding(12 * 2**30 - 1))  # type: ignore[arg-type]
+    with pytest.raises(EnvironmentFault, match="2 training states"):
+        lineup.need_room(Holding(12 * 2**30, "patch"))  # type: ignore[arg-type]
