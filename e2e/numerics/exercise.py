@@ -23,6 +23,7 @@ from e2e.numerics.compare import error_of, layout_of
 from e2e.numerics.conformance import LOUD
 from e2e.numerics.constraints import declined_by
 from e2e.numerics.depth import Look
+from e2e.numerics.envelope import RESPLIT, resplit_first
 from e2e.patch import Patch, Standing, copy_sharing_weights, split
 from e2e.prepared import Prepared
 from e2e.protocols import (
@@ -337,9 +338,12 @@ def model_logits(
         with Look.into(session.model, calls).at(model) as states:
             told.append({"logits": session.answers(model, *inputs), **states})
     found = {name: torch.cat([item[name] for item in told]) for name in told[0]}
+    calls_by_site = dict(counter.calls)
+    with contextlib.suppress(*LOUD):  # another number of rows: refusing it aloud is not being wrong about it
+        found[RESPLIT] = resplit_first(session, model, calls[0]).flatten(0, -2)
     found["logits"] = found["logits"].flatten(0, -2)
     save_file({name: tensor.contiguous() for name, tensor in found.items()}, path)
-    return counter.calls
+    return calls_by_site
 
 
 def _reached_by_autograd(model: nn.Module) -> set[str]:
