@@ -313,7 +313,7 @@ class ExamRecord(Record):
     run: int = 1
     """Of the runs that share the seed, which one this is, from 1."""
     kept: list[str] = []
-    """Answers of reference and baseline (`logits`, `steps`) that were an earlier run's, and what legal changes do to the
+    """Answers of reference and baseline (`logits`, `steps`) that were an earlier run's, and what changes do to the
     baseline's (`envelope`)."""
     rows: int = 0
     """Rows of text in them."""
