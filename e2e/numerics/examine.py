@@ -377,8 +377,7 @@ def _as_named(row: dict[str, Any], *, is_called: bool) -> dict[str, Any]:
 
 def _told(side: str, look: Look, model: nn.Module, answer: Callable[[], Tensor]) -> Tensors:
     """An answer and the hidden states on the way to it, under their names."""
-    with look.at(model) as states:
-        found = answer()
+    found, states = look.on(model, answer)
     return {side: found, **{f"{side}.{layer}": state for layer, state in states.items()}}
 
 

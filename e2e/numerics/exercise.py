@@ -7,6 +7,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -333,10 +334,10 @@ def model_logits(
         return guarded(kernel.op, site, counter.around(site, function), kernel.constraints)
 
     model = placed(session.model, kernels, around)
-    told = []
+    look, told = Look.into(session.model, calls), []
     for inputs in calls:
-        with Look.into(session.model, calls).at(model) as states:
-            told.append({"logits": session.answers(model, *inputs), **states})
+        answers, states = look.on(model, partial(session.answers, model, *inputs))
+        told.append({"logits": answers, **states})
     found = {name: torch.cat([item[name] for item in told]) for name in told[0]}
     calls_by_site = dict(counter.calls)
     with contextlib.suppress(*LOUD):  # another number of rows: refusing it aloud is not being wrong about it
