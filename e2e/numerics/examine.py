@@ -34,6 +34,8 @@ from e2e.trainer import Update, taught
 
 NOT_RUN = "its forward does not run with its own code in the kernel's place"
 REFERENCE, BASELINE = "reference", "baseline"
+MOST_FAILING = 8
+"""Calls kept of those on which a kernel was wrong."""
 AGAIN = 1 / 16
 """Share of the questions that are asked again of answers that an earlier run kept, one at least."""
 
@@ -147,6 +149,24 @@ class Examiner(OpExaminer):
             return {"calls": 0, "bytes": size}
         save_calls(path, kept, about={"op": op, "dtype": self._session.cell.dtype})
         return {"calls": len(kept), "bytes": path.stat().st_size}
+
+    def save_failing(
+        self, *, places: Sequence[int], label: str | None, path: Path, op: str, budget_bytes: int
+    ) -> dict[str, Any]:
+        """The calls at those places, and those of that label, as far as they fit, behind the first of all calls.
+
+        The first is an input that a kernel must take, so that a right one passes on these.
+        """
+        named = [place for place, item in enumerate(self._calls) if item.label == label]
+        kept: list[Captured] = []
+        for place in dict.fromkeys((0, *places, *named)):
+            more = [*kept, self._calls[place]]
+            if len(more) > MOST_FAILING or sum(tensor.nbytes for tensor in storages_of(more)) > budget_bytes:
+                break
+            kept = more
+        if kept:
+            save_calls(path, kept, about={"op": op, "dtype": self._session.cell.dtype})
+        return {"calls": len(kept)}
 
     def _try_in_place(self, sites: list[Site], watch: Watch, outputs: Outputs, seed: int) -> tuple[Site, str] | None:
         """One step with every site's own code in the kernel's place: the first site that this changes, and how."""

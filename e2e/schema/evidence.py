@@ -651,6 +651,8 @@ class Evidence(Record):
     """What the kernel's `prepare` took, over all sites, in the pilot; None where it prepares nothing."""
     engagement: Engagement | None = None
     op_checks: list[OpCheck] = []
+    failing_inputs: list[str] = []
+    """Files of inputs on which a kernel was wrong, or died, relative to the run folder; see `e2e check --captures`."""
     mutants: list[MutantCheck] = []
     model_check: ModelCheck | None = None
     subsets: list[SubsetCheck] = []
