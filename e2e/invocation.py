@@ -42,6 +42,16 @@ class Invocation:
         words += ["--budget", str(math.ceil(budget_s))] if budget_s else []
         return shlex.join(words)
 
+    def check(self) -> str | None:
+        """The kernel by itself on the inputs that the run kept; of several kernels there is no one command."""
+        if len(self.kernels) != 1:
+            return None
+        return shlex.join(["e2e", "check", self.kernels[0], "--captures", self.run, *self._said("--op", "--device")])
+
+    def _said(self, *names: str) -> list[str]:
+        pairs = zip(self.options, self.options[1:], strict=False)
+        return [word for name, value in pairs if name in names for word in (name, value)]
+
     def repeat(self, workers: int) -> str:
         """A fresh run of the same, with so many workers planned."""
         return shlex.join(["e2e", "validate", "--repeat", self.run, "--workers", str(workers), *self.beside])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from e2e.rules import advice, conditions, correctness, engagement, limits, lossy, memory, pins, speed
+from e2e.rules import advice, conditions, correctness, drift, engagement, limits, lossy, memory, pins, speed
 from e2e.schema.evidence import Evidence
 from e2e.schema.policy import Policy
 from e2e.schema.verdict import Ablated, Against, Latency, MemoryVerdict, Reason, Verdict
@@ -41,6 +41,7 @@ RULES: tuple[_Rule, ...] = (
     speed.budget_is_exhausted,
     speed.has_too_few_workers,
     lossy.is_declared_lossy,
+    drift.drifts,
     advice.advice,
     conditions.not_steady,
     conditions.drifts,

@@ -20,6 +20,8 @@ SMALL_POLICY, FULL_POLICY, FULL_SECONDS = "demo", "standard", 900.0
 """The built-in policies, and the time the full one takes for a cell (DESIGN.md 3)."""
 _STAGE_SECONDS = {Stage.BUILD: 10.0, Stage.CHECK: 30.0, Stage.SCREEN: 90.0}
 """What each earlier stage promises. Source: DESIGN.md 3."""
+_AGAIN_SECONDS = 10.0
+"""Of `e2e check`: most of it is imports and the build."""
 _MOST_LARGER = 8
 """A larger shape is suggested at most so many times larger: beyond it the next limit is memory."""
 
@@ -75,7 +77,15 @@ def _next_stage(case: _Case) -> NextAction:
 
 def _fix_check(case: _Case, code: ReasonCode) -> list[NextAction]:
     """Found by the op or model check, or earlier: the short loop shows whether a fix works."""
-    return [_fix(case, f"fix {_fault_place(case, code)}, then repeat the check", until=Stage.CHECK)]
+    fix = _fix(case, f"fix {_fault_place(case, code)}, then repeat the check", until=Stage.CHECK)
+    return [*_see_again(case), fix]
+
+
+def _see_again(case: _Case) -> list[NextAction]:
+    """On the very inputs, without the model."""
+    command = case.invocation.check() if case.evidence.failing_inputs else None
+    why = "see it again in seconds, on the inputs that failed"
+    return [NextAction(kind="reproduce", why=why, command=command, seconds=_AGAIN_SECONDS)] if command else []
 
 
 def _fix_precision(case: _Case, code: ReasonCode) -> list[NextAction]:

@@ -26,6 +26,7 @@ from e2e.story_details import (
     sites_section,
     win_section,
 )
+from e2e.story_drift import drift_section
 from e2e.story_facts import package
 from e2e.story_sections import Section, cells_section, detail_sections, first_sections, kernels_section, next_section
 from e2e.wording import LABELS, clean, count, outcome_word, percent, span
@@ -279,6 +280,7 @@ def _sections(result: Result, deciding: CellResult | None, *, is_full: bool) -> 
 
 def _evidence_in_full(cell: CellResult, prefix: str) -> list[Section]:
     return [
+        drift_section(cell.evidence, prefix),
         numerics_section(cell.evidence.op_checks, prefix),
         mutants_section(cell, prefix),
         sites_section(cell.evidence.engagement, prefix),

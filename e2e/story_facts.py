@@ -130,6 +130,8 @@ def _model_check(check: ModelCheck | None, numerics: NumericsVerdict) -> Facts:
     error = "not measured"
     if numerics.model_ratio is not None:
         error = f"{ratio(numerics.model_ratio)} the baseline's own"
+        if check.envelope is not None:
+            error += f" (legal changes: {ratio(drift.widest_change(check.envelope)[0])})"
     elif check.error_candidate is not None and not check.error_baseline:  # of nothing there is no multiple
         error = f"{small(check.error_candidate)}, allowed {small(check.allowed)}"
     answer = check.answer
@@ -137,7 +139,7 @@ def _model_check(check: ModelCheck | None, numerics: NumericsVerdict) -> Facts:
     if answer.is_distribution:
         top = "top token" if answer.per == "token" else "top class"
         parts += [
-            f"KL {small(check.kl_candidate)} (baseline {small(check.kl_baseline)}) nats per {answer.per}",
+            f"KL {small(check.kl_candidate)} (baseline {small(check.kl_baseline)}) nats",
             f"same {top} {percent(check.top1_candidate, digits=5)} (baseline {percent(check.top1_baseline, digits=5)})",
         ]
     yield "model drift", "; ".join([*parts, count(check.tokens, answer.per)])

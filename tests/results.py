@@ -13,10 +13,12 @@ from e2e.schema.evidence import (
     CleanTime,
     DeviceFacts,
     Engagement,
+    Envelope,
     Evidence,
     Isolated,
     KernelTime,
     LayerError,
+    LegalChange,
     MemoryRecord,
     ModelCheck,
     MutantCheck,
@@ -211,6 +213,17 @@ def evidence(**changes: Any) -> Evidence:
                 LayerError(layer=f"model.layers.{layer}", error_candidate=1.02 * error, error_baseline=error)
                 for layer, error in enumerate((1.1e-3, 1.6e-3, 2.3e-3, 3.1e-3))
             ],
+            envelope=Envelope(
+                answers=512,
+                error_baseline=4.0e-3,
+                changes=[
+                    LegalChange(name="once more", error=4.0e-3, apart=0.0, kl=2.0e-5, top1=0.9969),
+                    LegalChange(name="row by row", error=4.1e-3, apart=3.0e-3, kl=2.1e-5, top1=0.9968),
+                    LegalChange(name="attention eager", error=4.4e-3, apart=3.6e-3, kl=2.4e-5, top1=0.9965),
+                ],
+            ),
+            split_candidate=3.1e-3,
+            split_baseline=3.0e-3,
             status="passed",
         ),
         arms=arms(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,20 +32,26 @@ class Look:
         rows = sum(int(inputs[0].shape[0]) for inputs in calls)
         return cls(layers_of(model), max(1, POSITIONS // max(1, rows)))
 
-    @contextlib.contextmanager
-    def at(self, model: nn.Module) -> Iterator[dict[str, Tensor]]:
-        """While inside, what the layers of that model leave behind in a call, by name; of layers that it has.
+    def on(self, model: nn.Module, answer: Callable[[], Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """An answer, and what the layers of that model leave on the way to it: of those that it has, row by row.
 
         Shapes:
-            (B, places, H) each; what has no places has one.
+            (B, ...); (B, places, H) each, where what has no places has one.
         """
+        with self._at(model) as states:
+            found = answer()
+        return found, {name: state for name, state in states.items() if len(state) == len(found)}
+
+    @contextlib.contextmanager
+    def _at(self, model: nn.Module) -> Iterator[dict[str, Tensor]]:
         found: dict[str, Tensor] = {}
         modules = dict(model.named_modules())
 
         def keep(name: str) -> Any:
             def hook(module: nn.Module, args: Any, output: Any) -> None:
-                state = output if isinstance(output, Tensor) else output[0]
-                found[name] = self._some(state.detach())
+                state = output[0] if isinstance(output, tuple | list) and output else output
+                if isinstance(state, Tensor) and state.is_floating_point() and state.dim() > 1:
+                    found[name] = self._some(state.detach())
 
             return hook
 

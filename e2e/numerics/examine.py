@@ -21,6 +21,7 @@ from e2e.numerics.captures import Captured, described, read_outputs, save_calls,
 from e2e.numerics.compare import MODE_RATIO, distance_of, error_of, floor_of
 from e2e.numerics.conformance import LOUD, Outputs, Watch
 from e2e.numerics.depth import Look, errors
+from e2e.numerics.envelope import RESPLIT, SHARE, changes, measured, split_words, summed
 from e2e.numerics.kept import Kept, Tensors
 from e2e.numerics.lossy import gross_errors, labels_of, surprise
 from e2e.numerics.op_level import OpExaminer, spared
@@ -33,6 +34,8 @@ from e2e.trainer import Update, taught
 
 NOT_RUN = "its forward does not run with its own code in the kernel's place"
 REFERENCE, BASELINE = "reference", "baseline"
+MOST_FAILING = 8
+"""Calls kept of those on which a kernel was wrong."""
 AGAIN = 1 / 16
 """Share of the questions that are asked again of answers that an earlier run kept, one at least."""
 
@@ -75,6 +78,9 @@ class Examiner(OpExaminer):
         """Form of every call of a step at those sites."""
         self._logits: tuple[Tensor, Tensor] | None = None
         self._look = Look()
+        self._envelope: dict[str, Any] | None = None
+        self._split: float | None = None
+        """What another split does to the baseline's answers to the first row."""
         self._states: dict[str, Tensors] = {}
         """Hidden states by layer, of reference and baseline."""
         self._exam: list[Batch] = []
@@ -144,6 +150,24 @@ class Examiner(OpExaminer):
         save_calls(path, kept, about={"op": op, "dtype": self._session.cell.dtype})
         return {"calls": len(kept), "bytes": path.stat().st_size}
 
+    def save_failing(
+        self, *, places: Sequence[int], label: str | None, path: Path, op: str, budget_bytes: int
+    ) -> dict[str, Any]:
+        """The calls at those places, and those of that label, as far as they fit, behind the first of all calls.
+
+        The first is an input that a kernel must take, so that a right one passes on these.
+        """
+        named = [place for place, item in enumerate(self._calls) if item.label == label]
+        kept: list[Captured] = []
+        for place in dict.fromkeys((0, *places, *named)):
+            more = [*kept, self._calls[place]]
+            if len(more) > MOST_FAILING or sum(tensor.nbytes for tensor in storages_of(more)) > budget_bytes:
+                break
+            kept = more
+        if kept:
+            save_calls(path, kept, about={"op": op, "dtype": self._session.cell.dtype})
+        return {"calls": len(kept)}
+
     def _try_in_place(self, sites: list[Site], watch: Watch, outputs: Outputs, seed: int) -> tuple[Site, str] | None:
         """One step with every site's own code in the kernel's place: the first site that this changes, and how."""
         with outputs.compared(sites), observed(self._op, sites, watch.see):
@@ -194,9 +218,31 @@ class Examiner(OpExaminer):
         reference, baseline = found[REFERENCE], found[BASELINE]
         self._states = {side: _under(side, found) for side in (REFERENCE, BASELINE)}
         self._states[REFERENCE] = self._look.without_padding(self._states[REFERENCE], reference)
+        self._envelope, self._split = self._legal(calls, reference, baseline, kept)
         self._logits, self._labels = (_flat(reference), _flat(baseline)), labels_of(session, calls)
         self._count = sum(session.count(*inputs) for inputs in calls)
         return {"tokens": self._count, "reference": str(reference.dtype).removeprefix("torch.")}
+
+    def _legal(
+        self, calls: list[Batch], reference: Tensor, baseline: Tensor, kept: Kept
+    ) -> tuple[dict[str, Any], float | None]:
+        """Fields of an Envelope, and what of it the first row shows of another split."""
+        session = self._session
+        ways = changes(session, int(calls[0][0].shape[0]))
+        some = calls[: max(1, round(SHARE * len(calls)))]
+
+        def measure(some: Sequence[Batch]) -> Tensor:
+            return measured(session, some, ways, reference, baseline)
+
+        def again(known: Tensors) -> int:
+            first, told = measure(some[:1]), known.get("measures", torch.empty(0))
+            has_form = told.shape == (sum(len(inputs[0]) for inputs in some), *first.shape[1:])
+            return len(first) if has_form and _are_equal(told[: len(first)].cpu(), first) else 0
+
+        about = [[checksum(tensor).item() for tensor in inputs] for inputs in some]
+        found = kept.tensors("envelope", [*about, *ways], lambda: {"measures": measure(some)}, again)["measures"]
+        alone = {row["name"]: row["apart"] for row in summed(found[:1], list(ways))["changes"]}
+        return summed(found, list(ways)), alone.get(split_words(int(calls[0][0].shape[0])))
 
     def _answers(self, name: str, questions: list[Question], kept: Kept, look: Look) -> Tensors:
         """The reference's and the baseline's answers to all questions, row after row; of what is kept, some again.
@@ -250,6 +296,8 @@ class Examiner(OpExaminer):
             "tokens": self._count,
             "answer": answer.model_dump(),
             "reference": str(reference.dtype).removeprefix("torch."),
+            "envelope": self._envelope,
+            "split_baseline": self._split,
             "depth": errors(self._look, told, self._states[BASELINE], self._states[REFERENCE]),
         }
         if value.shape != baseline.shape or value.dtype != baseline.dtype:
@@ -264,12 +312,21 @@ class Examiner(OpExaminer):
             "kl_candidate": found.kl,
             "kl_tail_candidate": found.kl_tail,
             "top1_candidate": found.top1,
+            "split_candidate": self._split_of(told, value, reference),
             "nll_difference": lost.difference if lost else None,
             "nll_lower": lost.lower if lost else None,
             "nll_upper": lost.upper if lost else None,
             "status": "wrong" if code else "passed",
             "code": code,
         }
+
+    def _split_of(self, told: Tensors, value: Tensor, reference: Tensor) -> float | None:
+        """What another split does to the candidate's answers to the first row."""
+        other = told.get(RESPLIT)
+        if other is None or other.shape[-1] != value.shape[-1] or not len(other) or not bool(other.isfinite().all()):
+            return None
+        apart = (other.double() - value[: len(other)].double()).norm()
+        return float(apart / reference[: len(other)].double().norm().clamp_min(1e-300))
 
     def reference_step(self, *, seed: int, kept: Kept) -> None:
         """The reference's and the eager baseline's first output of a few whole steps at the cell's real shape."""
@@ -340,8 +397,7 @@ def _as_named(row: dict[str, Any], *, is_called: bool) -> dict[str, Any]:
 
 def _told(side: str, look: Look, model: nn.Module, answer: Callable[[], Tensor]) -> Tensors:
     """An answer and the hidden states on the way to it, under their names."""
-    with look.at(model) as states:
-        found = answer()
+    found, states = look.on(model, answer)
     return {side: found, **{f"{side}.{layer}": state for layer, state in states.items()}}
 
 

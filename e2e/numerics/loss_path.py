@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from e2e.numerics.envelope import other_attention
 from e2e.protocols import TrainingSession
 from e2e.schema.words import ReasonCode
 from e2e.schema.workload import TrainSpec
@@ -77,10 +78,10 @@ def _changed(model: nn.Module, seed: int, *, has_rows: bool) -> Iterator[tuple[n
         yield _jittered(model, seed + draw), False
     if has_rows:
         yield copy.deepcopy(model), True
-    own = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    if own in ("sdpa", "eager"):
-        other = copy.deepcopy(model)
-        other.set_attn_implementation("eager" if own == "sdpa" else "sdpa")
+    name = other_attention(model)
+    if name is not None:
+        other: Any = copy.deepcopy(model)
+        other.set_attn_implementation(name)
         yield other, False
 
 

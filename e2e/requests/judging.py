@@ -149,6 +149,16 @@ class Judging(Opened):
         found: dict[str, Any] = self._model.save_captured(path=Path(path), op=op, budget_bytes=budget_bytes)
         return found
 
+    def do_save_failing(
+        self, *, part: int, places: list[int], label: str | None, path: str, op: str, budget_bytes: int
+    ) -> dict[str, Any]:
+        """See Examiner.save_failing."""
+        examiner = self.parts[part].examiner
+        found: dict[str, Any] = examiner.save_failing(
+            places=places, label=label, path=Path(path), op=op, budget_bytes=budget_bytes
+        )
+        return found
+
     def do_stopwatch(self) -> dict[str, Any]:
         """See stopwatch.seconds_in."""
         from e2e.numerics.stopwatch import seconds_in

@@ -3,15 +3,52 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from e2e.schema.evidence import LayerError, ModelCheck
+from e2e.schema.evidence import Envelope, LayerError, ModelCheck, OpCheck
+from e2e.schema.verdict import Reason
+from e2e.schema.words import ReasonCode
+from e2e.weighing import Case
 
+NOTED = 1.25
+"""Times the widest legal change, from which a right kernel's error is remarked on. Chosen, not measured."""
 _FEWEST_LAYERS = 3
 """With fewer a straight line says nothing."""
 _JUMP = 2.0
 """Times the ratio before it, from which a layer is named."""
+
+
+def drifts(case: Case) -> Iterator[Reason]:
+    """Right, and yet further from the reference than any legal change leaves this model."""
+    check = case.evidence.model_check
+    if check is None or check.envelope is None or check.precision is not None or check.status != "passed":
+        return
+    ratio, (widest, change) = model_ratio(check), widest_change(check.envelope)
+    if ratio is None or ratio <= NOTED * widest:
+        return
+    message = f"error {ratio:.2f}x the baseline's own; legal changes leave {widest:.2f}x at most ({change})"
+    rise, layer = slope(check.depth), jump(check.depth)
+    message += f"; slope {rise:+.2f} doublings from the first layer to the last" if rise is not None else ""
+    message += f"; it jumps at {layer}" if layer else ""
+    yield Reason(code=ReasonCode.DRIFT, message=message)
+
+
+def widest_change(envelope: Envelope) -> tuple[float, str]:
+    """Of legal changes the error over the baseline's own that is largest, and which; 1 at least."""
+    found = [(over(change.error, envelope.error_baseline), change.name) for change in envelope.changes]
+    return max([(1.0, "none"), *((ratio, name) for ratio, name in found if ratio is not None)])
+
+
+def op_spread(checks: Sequence[OpCheck]) -> float | None:
+    """Largest distance of two calls of the op on the same input; 0 where every pair gave the same bits.
+
+    None where no pair was compared, or where one is no number.
+    """
+    known = [check for check in checks if check.repeats is not None]
+    if not known or any(check.repeats is False and check.spread is None for check in known):
+        return None
+    return max(check.spread or 0.0 for check in known)
 
 
 def over(candidate: float | None, baseline: float | None) -> float | None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from e2e import wording
+from e2e.rules.drift import op_spread
 from e2e.rules.memory import memory_of
 from e2e.schema.verdict import Reason
 from e2e.schema.words import ReasonCode
@@ -83,6 +84,10 @@ def _top1(case: Case) -> float | None:
     return case.evidence.model_check.top1_candidate if case.evidence.model_check else None
 
 
+def _split_spread(case: Case) -> float | None:
+    return case.evidence.model_check.split_candidate if case.evidence.model_check else None
+
+
 _VALUES: dict[str, Callable[[Case], float | None]] = {
     "build_s": _build_s,
     "first_step_s": _first_step_s,
@@ -91,6 +96,8 @@ _VALUES: dict[str, Callable[[Case], float | None]] = {
     "model_error_ratio": _model_error_ratio,
     "kl": _kl,
     "top1": _top1,
+    "op_spread": lambda case: op_spread(case.evidence.op_checks),
+    "split_spread": _split_spread,
 }
 _NAMES = {
     "build_s": "build",
@@ -100,6 +107,8 @@ _NAMES = {
     "model_error_ratio": "the model's error",
     "kl": "KL divergence",
     "top1": "same top token",
+    "op_spread": "two calls on the same input differ by",
+    "split_spread": "a row alone and among others differ by",
 }
 
 
@@ -108,4 +117,6 @@ def _shown(name: str, value: float) -> str:
         return wording.duration(value, digits=3)
     if name in _LEAST:
         return wording.percent(value, digits=4)
+    if name.endswith("spread"):
+        return wording.small(value)
     return f"{wording.small(value)} nats per token" if name == "kl" else f"{value:.3f}x PyTorch's"

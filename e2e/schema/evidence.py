@@ -227,6 +227,28 @@ class LayerError(Record):
     error_baseline: float
 
 
+class LegalChange(Record):
+    """The baseline, changed in a way that nobody could call wrong."""
+
+    name: str
+    error: float
+    """Relative root-mean-square error of the answers."""
+    apart: float
+    """Distance from the baseline as it is, relative to the reference's size; 0 where every bit is the same."""
+    kl: float | None = None
+    top1: Ratio | None = None
+
+
+class Envelope(Record):
+    """What legal changes do to this model's answers; within it nothing is drift."""
+
+    answers: int
+    """Compared for it, fewer than for the candidate."""
+    error_baseline: float
+    """Of the baseline as it is, over those."""
+    changes: list[LegalChange]
+
+
 class ModelCheck(Record):
     """The model's outputs with the kernel, against one precision higher."""
 
@@ -256,6 +278,12 @@ class ModelCheck(Record):
     """Upper 97.5 % bound of it."""
     depth: list[LayerError] = []
     """Layer by layer, in the order in which they run; empty where the model has no row of like layers."""
+    envelope: Envelope | None = None
+    """None in runs that did not measure it."""
+    split_candidate: float | None = None
+    """How far the first row's answers move when it comes alone instead of among others, or the other way round;
+    relative to the reference's size, 0 where every bit is the same."""
+    split_baseline: float | None = None
     precision: Precision | None = None
     """The lossy precision that the kernel declares: then the policy's budget decides, not `allowed`."""
     status: Literal["passed", "wrong"]
@@ -285,7 +313,8 @@ class ExamRecord(Record):
     run: int = 1
     """Of the runs that share the seed, which one this is, from 1."""
     kept: list[str] = []
-    """Answers of reference and baseline (`logits`, `steps`) that were an earlier run's."""
+    """Answers of reference and baseline (`logits`, `steps`) that were an earlier run's, and what changes do to the
+    baseline's (`envelope`)."""
     rows: int = 0
     """Rows of text in them."""
     rows_again: int = 0
@@ -622,6 +651,8 @@ class Evidence(Record):
     """What the kernel's `prepare` took, over all sites, in the pilot; None where it prepares nothing."""
     engagement: Engagement | None = None
     op_checks: list[OpCheck] = []
+    failing_inputs: list[str] = []
+    """Files of inputs on which a kernel was wrong, or died, relative to the run folder; see `e2e check --captures`."""
     mutants: list[MutantCheck] = []
     model_check: ModelCheck | None = None
     subsets: list[SubsetCheck] = []

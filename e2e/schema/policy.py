@@ -123,6 +123,10 @@ class Limits(Record):
     """Most mean KL divergence from the reference, nats per token."""
     top1: Ratio | None = Field(None, gt=0, le=1)
     """Least share of tokens whose most likely next token is the reference's."""
+    op_spread: float | None = Field(None, ge=0)
+    """Most that two calls of the op on the same input may differ, over the size of what they give; 0: the same bits."""
+    split_spread: float | None = Field(None, ge=0)
+    """Most that a row's answers may move when it comes alone instead of among others; 0: batch invariance."""
 
 
 class Waiver(Record):

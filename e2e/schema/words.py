@@ -186,6 +186,7 @@ class ReasonCode(StrEnum):
     CANNOT_SEE = "cannot_see"
     RANDOM_WEIGHTS = "random_weights"
     DECLARED_LOSSY = "declared_lossy"
+    DRIFT = "drift"
 
 
 class ReasonText(StrEnum):
@@ -261,6 +262,7 @@ class ReasonText(StrEnum):
     CONTENTION = "other processes used the machine during timing"
     CANNOT_SEE = "this machine does not show a quantity that e2e wanted to read"
     RANDOM_WEIGHTS = "the model's weights are random, so its outputs mean little"
+    DRIFT = "the model's outputs move further than any legal change moves them, and within what is allowed"
     DECLARED_LOSSY = "the kernel declares a lossy precision, in which the model answers a little differently"
 
 

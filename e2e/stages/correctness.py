@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from e2e.arm_names import WITH_KERNELS, ArmName
+from e2e.capture_files import FOLDER, file_name
 from e2e.processes import Worker
 from e2e.rules.lossy import over_budget
+from e2e.schema.answers import REACHED
 from e2e.schema.evidence import (
     TYPICAL,
     UNUSUAL,
@@ -22,6 +26,7 @@ from e2e.schema.precision import PRECISIONS, Precision
 from e2e.schema.words import ReasonCode, Stage
 from e2e.stages.course import Course
 from e2e.stages.survey import know_sites
+from e2e.store import Run
 from e2e.wording import small
 from e2e.workers import CandidateFault, Member
 
@@ -59,15 +64,62 @@ def check_op(course: Course, worker: Worker) -> None:
     found = []
     for part, member in course.bound:
         inputs, outputs = str(course.calls_path(member)), str(course.path(f"op-outputs-{part}.safetensors"))
-        reply = course.crew.ask(
-            worker, "run_ops", stage=STAGE, member=member, part=part, inputs=inputs, outputs=outputs
-        )
+        try:
+            reply = course.crew.ask(
+                worker, "run_ops", stage=STAGE, member=member, part=part, inputs=inputs, outputs=outputs
+            )
+        except CandidateFault:
+            _keep_failing(course, part, member, label=_in_hand(Path(outputs)))
+            raise
         rows = course.crew.require(course.clean, "compare_ops", part=part, outputs=outputs, ratio=ratio)["checks"]
         said = {"kernel": course.said(member)}
         is_lossy = _lossy_in(course, member) is not None
         checks = op_checks(rows, reply["remarks"], is_lossy=is_lossy)
         found += [check.model_copy(update=said) for check in checks]
         course.learn(op_checks=found)
+        wrong = [place for place, check in enumerate(checks) if check.status == "wrong"]
+        if wrong:
+            _keep_failing(course, part, member, places=wrong)
+
+
+FAILING_BYTES = 64 * 2**20
+"""Most of inputs that are kept beside a result."""
+
+
+def _in_hand(outputs: Path) -> str | None:
+    """The label of the input that a kernel's process had when it died."""
+    try:
+        with outputs.with_suffix(REACHED).open(errors="replace") as stream:
+            return stream.read(_LONGEST_LABEL)
+    except OSError:
+        return None
+
+
+_LONGEST_LABEL = 200
+
+
+def _keep_failing(
+    course: Course, part: int, member: Member, *, places: Sequence[int] = (), label: str | None = None
+) -> None:
+    """Inputs on which the kernel is wrong, for `e2e check` to run it on again; of a sweep those of the first cell."""
+    name = f"{FOLDER}/{file_name(member.op)}"
+    if member.kernel.manifest.kind != "op" or (course.folder / name).exists():
+        return
+    assert course.clean is not None
+    path = course.path("failing.safetensors")
+    said = course.crew.require(
+        course.clean,
+        "save_failing",
+        part=part,
+        places=list(places),
+        label=label,
+        op=member.op,
+        path=str(path),
+        budget_bytes=FAILING_BYTES,
+    )
+    if said["calls"]:
+        Run(course.folder).write_bytes(name, path.read_bytes())
+        course.learn(failing_inputs=[*course.evidence.failing_inputs, name])
 
 
 def check_mutants(course: Course) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from e2e.integrity.isolation import namespace_prefix
+from e2e.schema.check import CheckReport
 from e2e.schema.evidence import ExamRecord
 from e2e.schema.words import Outcome, Role, Stage
 from tests import tiny
@@ -369,6 +371,48 @@ def test_a_kernel_that_is_wrong_is_incorrect_with_its_reason(
     assert (ended.code, ended.result.outcome) == (12, Outcome.INCORRECT)
     assert ended.reasons[0] == reason
     assert ended.result.latency is None or ended.result.latency.against == []
+
+
+WRONG_ROW = """\
+# /// e2e
+# op: rms_norm
+# entry: norm
+# ///
+from torch.nn.functional import rms_norm
+
+
+def norm(x, weight, eps):
+    y = rms_norm(x, (x.shape[-1],), weight, eps)
+    y.view(-1, y.shape[-1])[-1:] *= 1.001
+    return y
+"""
+
+
+def test_inputs_that_failed_are_kept_and_one_command_shows_the_failure_again(
+    validate: Callable[..., Ended], tmp_path: Path
+) -> None:
+    """A wrong row, whose place is named."""
+    (tmp_path / "wrong_row.py").write_text(WRONG_ROW)
+    ended = validate(tmp_path / "wrong_row.py")
+    assert (ended.code, ended.reasons[0]) == (12, "op_error_exceeded")
+    place = ended.result.reasons[0].where.position
+    assert place is not None and "the last 1 of" in place
+    assert ended.result.feedback is not None
+    (again,) = [action for action in ended.result.feedback.next_actions if action.kind == "reproduce"]
+    command = shlex.split(str(again.command))
+    assert command[:2] == ["e2e", "check"]
+    done = subprocess.run(
+        [sys.executable, "-m", *command, "--json"],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    report = CheckReport.model_validate_json(done.stdout)
+    assert (done.returncode, report.reasons[0].code) == (12, "op_error_exceeded")
+    assert "captured" in {check.label for check in report.dtypes[0].inputs if check.status == "wrong"}
 
 
 @pytest.mark.parametrize(

@@ -45,10 +45,39 @@ def test_states_are_those_that_the_layers_leave_at_evenly_spaced_places() -> Non
     look = Look(layers_of(session.model), positions=4)
     hidden = session.model(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
     hooks = [len(module._forward_hooks) for module in session.model.modules()]
-    with look.at(session.model) as states:
-        session.model(input_ids=ids, use_cache=False)
+    _, states = look.on(session.model, lambda: session.model(input_ids=ids, use_cache=False).logits)
     assert torch.equal(states["model.layers.0"], hidden[1][:, [0, 4, 7, 11]])
     assert [len(module._forward_hooks) for module in session.model.modules()] == hooks
+
+
+def test_layers_that_leave_no_rows_of_numbers_have_no_states() -> None:
+    class Odd(nn.Module):
+        def __init__(self, made: Any) -> None:
+            super().__init__()
+            self.made = made
+
+        def forward(self) -> Any:
+            return self.made
+
+    kinds: list[Any] = [
+        {"state": torch.ones(2, 3)},
+        (),
+        None,
+        torch.ones(2),
+        torch.ones(5, 3),
+        (torch.ones(2, 3), None),
+    ]
+    model = nn.ModuleList([Odd(made) for made in kinds])
+
+    def answer() -> Tensor:
+        for layer in model:
+            layer()
+        return torch.ones(2, 7)
+
+    names = [str(place) for place in range(len(kinds))]
+    found, states = Look(names, positions=4).on(model, answer)
+    assert found.shape == (2, 7)
+    assert {name: tuple(state.shape) for name, state in states.items()} == {"5": (2, 1, 3)}
 
 
 def test_places_are_shared_out_over_all_rows() -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from e2e import registry
+from e2e.capture_files import find_captures
 from e2e.errors import UsageError
 from e2e.numerics.captures import load_calls
 from e2e.numerics.examine import Examiner
@@ -95,6 +96,27 @@ def test_only_the_models_own_inputs_are_kept_for_later_and_only_if_they_fit(exam
     assert (said["calls"], said["bytes"]) == (len(kept), path.stat().st_size)
     assert {item.label for item in kept} == {"captured"}
     assert len(kept) == tiny.SITES
+
+
+def test_inputs_on_which_a_kernel_fails_are_kept_behind_one_that_it_must_take(
+    examiner: Examiner, tmp_path: Path
+) -> None:
+    survey(examiner, tmp_path)
+    calls = load_calls(tmp_path / "calls", "cpu")
+    (place,) = [place for place, item in enumerate(calls) if item.label == "one row"]
+    path = tmp_path / "failing.safetensors"
+
+    def kept(budget_bytes: int, *places: int, label: str | None = None) -> list[str]:
+        examiner.save_failing(places=places, label=label, path=path, op="rms_norm", budget_bytes=budget_bytes)
+        return [item.label for item in load_calls(path, "cpu")]
+
+    assert kept(BUDGET, place) == ["captured", "one row"]
+    assert kept(BUDGET, label="zeros") == ["captured", "zeros"]
+    assert len(kept(BUDGET, *range(len(calls)))) == 8
+    assert find_captures(str(path), op="rms_norm").dtype == "float32"
+    path.unlink()
+    assert examiner.save_failing(places=[1], label=None, path=path, op="rms_norm", budget_bytes=1)["calls"] == 0
+    assert not path.exists()
 
 
 def test_a_module_that_only_sounds_like_the_op_is_not_a_site(tmp_path: Path) -> None:

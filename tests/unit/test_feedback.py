@@ -197,6 +197,16 @@ def test_a_build_failure_is_the_kernels_and_its_next_command_builds_again() -> N
     assert commands(found)[0].endswith("--until build")
 
 
+def test_inputs_that_were_kept_are_run_again_by_one_command() -> None:
+    run = evidence(op_checks=[op_check(status="wrong")], failing_inputs=["captures/rms_norm.safetensors"])
+    typed = replace(TYPED, options=("--op", "rms_norm", "--seed", "3", "--device", "cpu"))
+    found = fed(run, typed=typed)
+    assert [action.kind for action in found.next_actions] == ["reproduce", "fix"]
+    assert commands(found)[0] == "e2e check k.cpp --captures results/r1 --op rms_norm --device cpu"
+    several = fed(run, typed=replace(TYPED, kernels=("a.cpp", "b.cpp")))
+    assert [action.kind for action in several.next_actions] == ["fix"]
+
+
 def test_a_wrong_output_names_the_site_and_repeats_the_check() -> None:
     found = fed(evidence(op_checks=[op_check(status="wrong")]))
     assert "model.layers.3.input_layernorm" in found.next_actions[0].why

@@ -215,6 +215,24 @@ def examined(session: LlamaSession, folder: Path, *, seed: int = 1) -> tuple[Kep
     return kept, (examiner._logits, examiner._steps)
 
 
+def answers_in(folder: Path) -> list[Path]:
+    return [path for path in files(folder) if not path.name.startswith("envelope")]
+
+
+@pytest.mark.parametrize(
+    "poison",
+    [{}, {"measures": torch.zeros(2, 3, 6)}, {"measures": torch.zeros(1)}],
+    ids=["nothing", "other numbers", "another form"],
+)
+def test_a_poisoned_envelope_is_measured_again(
+    session: LlamaSession, tmp_path: Path, poison: dict[str, Tensor]
+) -> None:
+    examined(session, tmp_path)
+    (path,) = set(files(tmp_path)) - set(answers_in(tmp_path))
+    save_file(poison, path)
+    assert examined(session, tmp_path)[0].rejected == ["envelope"]
+
+
 def same(left: Any, right: Any) -> bool:
     return all(torch.equal(a, b) for one, two in zip(left, right, strict=True) for a, b in zip(one, two, strict=True))
 
@@ -224,8 +242,8 @@ def test_the_second_run_has_the_first_ones_answers_and_says_how_many_it_computed
 ) -> None:
     first, theirs = examined(session, tmp_path)
     second, mine = examined(session, tmp_path)
-    assert (first.kept, second.kept) == ([], ["logits", "steps"])
-    assert (second.rows, second.rows_again) == (16 + 8, 1 + 1)
+    assert (first.kept, second.kept) == ([], ["logits", "envelope", "steps"])
+    assert (second.rows, second.rows_again) == (16 + 2 + 8, 1 + 2 + 1)
     assert same(theirs, mine)
 
 
@@ -254,20 +272,20 @@ def test_poisoned_answers_are_found_and_thrown_away(
     session: LlamaSession, tmp_path: Path, change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 ) -> None:
     _, right = examined(session, tmp_path)
-    for path in files(tmp_path):
+    for path in answers_in(tmp_path):
         known = load(path.read_bytes())
         reference, baseline = change(known["reference"], known["baseline"])
         save_file({"reference": reference.contiguous(), "baseline": baseline.contiguous()}, path)
     found, answers = examined(session, tmp_path)
-    assert (found.kept, found.rejected) == ([], ["logits", "steps"])
+    assert (found.kept, found.rejected) == (["envelope"], ["logits", "steps"])
     assert same(right, answers)
-    assert examined(session, tmp_path)[0].kept == ["logits", "steps"], "and the right ones are kept instead"
+    assert examined(session, tmp_path)[0].kept == ["logits", "envelope", "steps"], "and the right ones are kept instead"
 
 
 def test_a_single_infinite_row_is_found_wherever_it_is(session: LlamaSession, tmp_path: Path) -> None:
     """Every comparison with it would be false, and so any kernel right."""
     examined(session, tmp_path)
-    for path in files(tmp_path):
+    for path in answers_in(tmp_path):
         known = load(path.read_bytes())
         known["reference"][-1] = float("inf")
         save_file(known, path)

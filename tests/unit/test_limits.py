@@ -14,6 +14,7 @@ EXCEEDED: list[tuple[dict[str, float], str]] = [
     ({"memory_ratio": 0.99}, "peak memory 1.000x PyTorch's, at most 0.990x PyTorch's allowed"),
     ({"model_error_ratio": 1.02}, "the model's error 1.025x PyTorch's, at most 1.020x PyTorch's allowed"),
     ({"kl": 2e-5}, "KL divergence 2.1e-05 nats per token, at most 2e-05 nats per token allowed"),
+    ({"split_spread": 0.0}, "a row alone and among others differ by 0.0031, at most 0 allowed"),
     ({"top1": 0.997}, "same top token 99.67 %, at least 99.7 % allowed"),
 ]
 KEPT = Limits(first_step_s=0.5, memory_ratio=1.0, model_error_ratio=1.03, kl=3e-5, top1=0.99, coverage=1.0)
@@ -35,6 +36,21 @@ def test_beyond_a_limit_a_gain_is_not_worth_adopting(limit: dict[str, float], wo
     assert (verdict.outcome, verdict.reasons[0].code) == (Outcome.REFUTED, ReasonCode.LIMIT_EXCEEDED)
     assert words == verdict.reasons[0].message
     assert ReasonCode.GAIN_CONFIRMED in [reason.code for reason in verdict.reasons], "the gain is still said"
+
+
+@pytest.mark.parametrize(
+    ("repeats", "spread", "code"),
+    [
+        (True, None, ReasonCode.GAIN_CONFIRMED),
+        (False, 1e-7, ReasonCode.LIMIT_EXCEEDED),
+        (False, None, ReasonCode.POLICY_NOT_MET),
+    ],
+)
+def test_a_policy_may_ask_for_a_kernel_that_repeats_itself_bit_for_bit(
+    repeats: bool, spread: float | None, code: ReasonCode
+) -> None:
+    checks = [check.model_copy(update={"repeats": repeats, "spread": spread}) for check in results.op_checks()]
+    assert judged(Limits(op_spread=0), op_checks=checks).reasons[0].code is code
 
 
 def test_a_coverage_below_the_least_is_beyond_a_limit() -> None:
