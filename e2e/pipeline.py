@@ -360,7 +360,7 @@ def exam_of(loaded: Loaded, cell: Cell) -> Exam:
         workload.workload.model_dump(mode="json"),
         workload.task_sha256,
         str(workload.path.parent),
-        cell.model_dump(mode="json"),
+        cell.model_dump(mode="json", exclude={"weight"}),
         [kernel.manifest.op for kernel in loaded.kernels],
         loaded.device.name,
         loaded.device.arch,

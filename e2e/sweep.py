@@ -15,10 +15,11 @@ from dataclasses import dataclass
 
 from e2e import wording
 from e2e.judge import decided
+from e2e.mix import mix_of
 from e2e.regions import regions_of
 from e2e.schema.evidence import Evidence
 from e2e.schema.policy import Policy
-from e2e.schema.result import CellResult, Region, Regions
+from e2e.schema.result import CellResult, Mix, Region, Regions
 from e2e.schema.verdict import Reason
 from e2e.schema.words import Label, Outcome, ReasonCode, ReasonKind, Stage, kind_of
 from e2e.standing import Fact, View, confirms, decisive, is_loss, keeps, level_among, slowest, views_of
@@ -40,6 +41,8 @@ class SweepVerdict:
     """Index of the cell that the first reason is about."""
     regions: Regions | None
     """None for a single cell."""
+    mix: Mix | None = None
+    """As in `Result`."""
 
 
 def sweep(cells: Sequence[CellResult], policy: Policy) -> SweepVerdict:
@@ -61,6 +64,7 @@ def sweep(cells: Sequence[CellResult], policy: Policy) -> SweepVerdict:
         reasons=[*(fact.reason for fact in ruling.facts), *_advice(views)],
         decides=ruling.facts[0].index if ruling.facts else 0,
         regions=regions_of([_region(view) for view in views], is_of_one_kind=_kinds(cells) == 1),
+        mix=mix_of(cells, policy),
     )
 
 
