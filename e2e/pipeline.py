@@ -21,7 +21,7 @@ from e2e.builders.planted import REFERENCE
 from e2e.cache import cache_folder
 from e2e.configuration import LoadedWorkload, load_policy, load_workload
 from e2e.crew import Crew, Deadline
-from e2e.errors import CandidateError, E2EError, UsageError, exit_code_of
+from e2e.errors import CandidateError, E2EError, NoRoom, UsageError, exit_code_of
 from e2e.exam import SEED_SPACE, Exam, draw, identity_of
 from e2e.judge import judge
 from e2e.measure.devices import Device, cuda_devices, find_device, reserved
@@ -245,7 +245,9 @@ def collect(loaded: Loaded, cell: Cell, run: store.Run, progress: Progress) -> E
         if not course.evidence.faults and loaded.request.until is not Stage.BUILD:
             _stages(course, command.STAGES if is_command else STAGES)
     except (E2EError, KeyboardInterrupt) as error:
-        raise Interrupted(error, cell, course.evidence) from error
+        if not isinstance(error, NoRoom) or course.cells == 1:
+            raise Interrupted(error, cell, course.evidence) from error
+        course.learn(no_room=error.message)
     finally:
         course.crew.close()
         shutil.rmtree(scratch, ignore_errors=True)

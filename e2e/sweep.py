@@ -2,7 +2,8 @@
 
 CONFIRMED needs two things. No cell may lose: every one's interval lies above 1 - margin, each at its own level,
 since all of them must hold. And the claimed wins must hold (`wins` of the policy): at a Holm-adjusted level,
-since the best of many cells looks better than it is.
+since the best of many cells looks better than it is. A cell that memory does not hold, with or without the kernel,
+is told and counts neither way: nobody runs it here.
 
 Source:
     METHOD.md B2.16 and B5.19.
@@ -57,11 +58,14 @@ def sweep(cells: Sequence[CellResult], policy: Policy) -> SweepVerdict:
         told = cells[0].verdict
         return SweepVerdict(told.outcome, told.label, told.reasons, decides=0, regions=None)
     views = views_of(cells, policy)
-    ruling = _rule(views, policy)
+    left_out = [view for view in views if view.found.evidence.no_room is not None]
+    if len(left_out) == len(views):
+        left_out = []
+    ruling = _rule([view for view in views if view not in left_out], policy)
     return SweepVerdict(
         outcome=ruling.outcome,
         label=ruling.label,
-        reasons=[*(fact.reason for fact in ruling.facts), *_advice(views)],
+        reasons=[*(fact.reason for fact in (*ruling.facts, *(v.headline for v in left_out))), *_advice(views)],
         decides=ruling.facts[0].index if ruling.facts else 0,
         regions=regions_of([_region(view) for view in views], is_of_one_kind=_kinds(cells) == 1),
         mix=mix_of(cells, policy),

@@ -7,7 +7,7 @@ from typing import Any
 
 from e2e.arm_names import AS_SHIPPED, ArmName, is_adopted
 from e2e.crew import MANY_CORES
-from e2e.errors import EnvironmentFault
+from e2e.errors import NoRoom
 from e2e.measure.machine import thread_count
 from e2e.processes import Worker, WorkerFault
 from e2e.schema.words import Mode, Role, Stage
@@ -111,7 +111,7 @@ def need_room(course: Course) -> None:
     """Training arms have states of their own, and all of them are in one process.
 
     Raises:
-        EnvironmentFault: the device cannot hold them.
+        NoRoom: the device cannot hold them.
     """
     room, cell = course.facts["memory"], course.crew.cell
     if cell.step != "train" or room is None:
@@ -120,7 +120,7 @@ def need_room(course: Course) -> None:
     each = parameters * SIZES[cell.dtype] * train.copies
     arms = len(arm_names(course))
     if arms * each > room:
-        raise EnvironmentFault(
+        raise NoRoom(
             f"{arms} arms with a training state of {size(each)} each do not fit into {size(room)}, and arms are not "
             "yet run process by process: name fewer `modes` and `alternative_modes` in the policy, or a smaller model"
         )
