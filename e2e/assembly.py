@@ -81,6 +81,7 @@ def assemble(
         attribution=_attribution(evidence, verdict, loaded.policy) if evidence and verdict else [],
         cells=cells,
         regions=told.regions if told else None,
+        mix=told.mix if told else None,
         ablation=verdict.ablation if verdict else [],
         interaction=verdict.interaction if verdict else None,
         kernels=[_near(kernel) for kernel in loaded.kernels],

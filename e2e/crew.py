@@ -123,7 +123,7 @@ class Crew(Workers):
         return {
             "workload": self.workload.workload.model_dump(mode="json"),
             "task_sha256": self.workload.task_sha256,
-            "cell": self.cell.model_dump(mode="json"),
+            "cell": self.cell.model_dump(mode="json", exclude={"weight"}),
             "root": str(self.workload.path.parent),
             "exam": {**asdict(self.exam), "folder": str(self.exam.folder) if self.exam.folder else None},
             "threads": thread_count(),

@@ -3,6 +3,7 @@
 E2EError
 |-- UsageError          the caller's mistake (flag, file, field, manifest): exit code 2
 |-- EnvironmentFault    this machine cannot run it (device, compiler, model, data): exit code 6
+|   `-- NoRoom          its memory does not hold the workload
 |-- CandidateError      the kernel's fault; becomes a Reason in the result, never a traceback
 `-- StoredRunError      a stored run is damaged or unreadable: exit code 2
 
@@ -48,6 +49,13 @@ class EnvironmentFault(E2EError):
     exit_code = 6
 
     def __init__(self, message: str, *, code: str = "environment") -> None:
+        super().__init__(message, code=code)
+
+
+class NoRoom(EnvironmentFault):
+    """Memory does not hold the workload, with or without a kernel; of a sweep a smaller cell may still fit."""
+
+    def __init__(self, message: str, *, code: str = "out_of_memory") -> None:
         super().__init__(message, code=code)
 
 

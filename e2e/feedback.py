@@ -22,12 +22,14 @@ from e2e.weighing import find_arm
 _FAULTS: dict[ReasonCode, Literal["environment", "e2e"]] = {
     ReasonCode.IDENTICAL_CODE_DIFFERS: "environment",
     ReasonCode.BASELINE_UNFAIR: "environment",
+    ReasonCode.NO_ROOM: "environment",
     ReasonCode.UNVERIFIED_OUTPUTS: "e2e",
     ReasonCode.CHECK_NO_POWER: "e2e",
     ReasonCode.RECOMPILED: "e2e",
 }
 """Blocking flags that are somebody's fault; a short budget or a wide interval is nobody's."""
 _NOT_BY_RETRYING = {
+    ReasonCode.NO_ROOM,
     ReasonCode.CHECK_NO_POWER,
     ReasonCode.BASELINE_UNFAIR,
     ReasonCode.NOT_ON_PATH,

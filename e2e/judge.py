@@ -28,6 +28,7 @@ RULES: tuple[_Rule, ...] = (
     engagement.has_faults,
     engagement.misses_sites,
     speed.no_headroom,
+    conditions.has_no_room,
     pins.policy_not_met,
     limits.limits_unseen,
     correctness.outputs_are_unverified,

@@ -109,6 +109,12 @@ def _fix_timed(case: _Case, code: ReasonCode) -> list[NextAction]:
     return [NextAction(kind="fix", why=why, command=case.invocation.validate(), seconds=seconds)]
 
 
+def _smaller(case: _Case, code: ReasonCode) -> list[NextAction]:
+    why = "memory does not hold the workload here: take smaller cells, another dtype, or a larger device"
+    seconds = case.policy.budgets.cell_s
+    return [NextAction(kind="choose_workload", why=why, command=case.invocation.validate(), seconds=seconds)]
+
+
 def _fix(case: _Case, why: str, *, until: Stage) -> NextAction:
     command = case.invocation.validate(until=until)
     return NextAction(kind="fix", why=why, command=command, seconds=_STAGE_SECONDS[until])
@@ -315,6 +321,7 @@ _BY_CODE: dict[ReasonCode, Callable[[_Case, ReasonCode], list[NextAction]]] = {
     ReasonCode.PRECISION_DOWNGRADED: _fix_precision,
     ReasonCode.BUILD_FAILED: _fix_build,
     ReasonCode.NO_BACKWARD: _fix_backward,
+    ReasonCode.NO_ROOM: _smaller,
     ReasonCode.NOT_ON_PATH: _off_path,
     ReasonCode.POLICY_NOT_MET: _meet_policy,
     ReasonCode.TOO_FEW_WORKERS: _more_time,

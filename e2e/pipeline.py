@@ -17,7 +17,7 @@ from e2e.builders.planted import REFERENCE
 from e2e.cache import cache_folder
 from e2e.configuration import LoadedWorkload, load_policy, load_workload
 from e2e.crew import Crew, Deadline
-from e2e.errors import CandidateError, E2EError, UsageError
+from e2e.errors import CandidateError, E2EError, NoRoom, UsageError
 from e2e.exam import SEED_SPACE, Exam, draw, identity_of
 from e2e.judge import judge
 from e2e.keeping import Keeper, check_resume
@@ -246,6 +246,10 @@ def collect(loaded: Loaded, cell: Cell, run: store.Run, progress: Progress, keep
             _build(course, loaded, run)
             if not course.evidence.faults and loaded.request.until is not Stage.BUILD:
                 _stages(course, command.STAGES if is_command else STAGES)
+        except NoRoom as error:
+            if course.cells == 1:
+                raise
+            course.learn(no_room=error.message)
         finally:
             course.crew.close()
     keeper.complete()
@@ -367,7 +371,7 @@ def exam_of(loaded: Loaded, cell: Cell) -> Exam:
         workload.workload.model_dump(mode="json"),
         workload.task_sha256,
         str(workload.path.parent),
-        cell.model_dump(mode="json"),
+        cell.model_dump(mode="json", exclude={"weight"}),
         [kernel.manifest.op for kernel in loaded.kernels],
         loaded.device.name,
         loaded.device.arch,

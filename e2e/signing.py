@@ -75,6 +75,11 @@ def _worth_of_sweep(result: Result) -> str | None:
     rows = [row for cell in result.cells if (row := _row(result, cell)) is not None]
     if not rows:
         return None
+    mix = result.mix
+    if mix is not None and mix.speedup is not None:
+        times = f"{duration(mix.candidate_step_s)} instead of {duration(mix.baseline_step_s)}"
+        step = f"On the workload's mix a step takes {times} on average: {estimate(mix.speedup)}"
+        return f"{step}. Of {_HOURS:,} hours of it {_hours(mix.speedup)}."
     mine, theirs = sum(row.candidate_step_s for row in rows), sum(row.arm_step_s for row in rows)
     ratios = [row.speedup.point_estimate for row in rows]
     reach = f"{min(ratios):.3f}x to {max(ratios):.3f}x"

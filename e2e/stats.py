@@ -192,6 +192,32 @@ def ceiling_estimate(contrasts: Mapping[int, Sequence[float]], *, level: float) 
     return as_estimate(Interval(point, lower, upper), level=level, look=len(estimates))
 
 
+def mixture(speedups: Sequence[Estimate], shares: Sequence[float]) -> Estimate:
+    """Time of several steps together over their time with the kernel; each one has that share of the time without it.
+
+    The interval has the level of the least sure of them: what is measured in one cell is independent of the others, so
+    the half widths of the logarithms add in quadrature, by what each contributes.
+
+    Units:
+        shares: of the time without the kernel; they add up to 1.
+
+    Raises:
+        ValueError: none, or not one share for each.
+    """
+    if not speedups:
+        raise ValueError("a mixture has at least one part")
+    left = [share / item.point_estimate for share, item in zip(shares, speedups, strict=True)]
+    whole = math.fsum(left)
+    halves = [math.log(item.upper_bound / item.lower_bound) / 2 for item in speedups]
+    half = math.sqrt(math.fsum((part / whole * own) ** 2 for part, own in zip(left, halves, strict=True)))
+    point = -math.log(whole)
+    return as_estimate(
+        Interval(point, point - half, point + half),
+        level=min(item.confidence_level for item in speedups),
+        look=min((item.look for item in speedups if item.look is not None), default=None),
+    )
+
+
 def median_interval(values: Sequence[float], level: float) -> Interval:
     """Interval of the median from order statistics: no assumption on the noise, and spikes cost nothing.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from e2e.figures import Figure, Grid, Ink, Mark, Strip, Tile, amount_axis, ratio_axis
 from e2e.schema.evidence import ArmRecord, Evidence, KernelTime
 from e2e.schema.policy import Policy
-from e2e.schema.result import CellResult, Regions, Result
+from e2e.schema.result import CellResult, Mix, Regions, Result
 from e2e.schema.verdict import Estimate, Latency, MemoryVerdict
 from e2e.schema.words import Role, Stage
 from e2e.story_facts import facts_of, memory_figures
@@ -71,11 +71,23 @@ def cells_section(result: Result) -> Section:
         against = [item for item in cell.verdict.latency.against if item.opponent == decides]
         found.append(against[0].speedup if against else None)
         outcome = outcome_word(cell.verdict.outcome)
-        rows.append((cell.cell.title, str(cell.cell.rows), estimate(found[-1]), outcome, standing))
-    header = ("cell", "rows", "step ratio", "outcome", "the kernel")
+        weight = () if cell.cell.weight is None else (f"{cell.cell.weight:g}",)
+        rows.append((cell.cell.title, str(cell.cell.rows), *weight, estimate(found[-1]), outcome, standing))
+    weighed = ("weight",) if result.cells[0].cell.weight is not None else ()
+    header = ("cell", "rows", *weighed, "step ratio", "outcome", "the kernel")
     marks = [interval_mark(speedup, "kernel") for speedup in found]
     table = Table(header, tuple(rows), _ratio_strip("step ratio of every cell", marks, result.policy))
-    return Section("Cells", table, lines=_dispatch(result.regions), figure=_heat_map(result, standings, found))
+    lines = (*_on_the_mix(result.mix), *_dispatch(result.regions))
+    return Section("Cells", table, lines=lines, figure=_heat_map(result, standings, found))
+
+
+def _on_the_mix(mix: Mix | None) -> tuple[str, ...]:
+    if mix is None:
+        return ()
+    if mix.speedup is None:
+        return (f"on the workload's mix: not known, for want of a time in {', '.join(mix.missing)}",)
+    times = f"{duration(mix.candidate_step_s)} a step with the kernel, {duration(mix.baseline_step_s)} without"
+    return (f"on the workload's mix: {estimate(mix.speedup)}, {times}; every cell as often as the workload runs it",)
 
 
 _INKS: dict[str, Ink] = {"wins": "good", "loses": "bad", "neither": "control"}

@@ -2,7 +2,8 @@
 
 CONFIRMED needs two things. No cell may lose: every one's interval lies above 1 - margin, each at its own level,
 since all of them must hold. And the claimed wins must hold (`wins` of the policy): at a Holm-adjusted level,
-since the best of many cells looks better than it is.
+since the best of many cells looks better than it is. A cell that memory does not hold, with or without the kernel,
+is told and counts neither way: nobody runs it here.
 
 Source:
     METHOD.md B2.16 and B5.19.
@@ -15,10 +16,11 @@ from dataclasses import dataclass
 
 from e2e import wording
 from e2e.judge import decided
+from e2e.mix import mix_of
 from e2e.regions import regions_of
 from e2e.schema.evidence import Evidence
 from e2e.schema.policy import Policy
-from e2e.schema.result import CellResult, Region, Regions
+from e2e.schema.result import CellResult, Mix, Region, Regions
 from e2e.schema.verdict import Reason
 from e2e.schema.words import Label, Outcome, ReasonCode, ReasonKind, Stage, kind_of
 from e2e.standing import Fact, View, confirms, decisive, is_loss, keeps, level_among, slowest, views_of
@@ -40,6 +42,8 @@ class SweepVerdict:
     """Index of the cell that the first reason is about."""
     regions: Regions | None
     """None for a single cell."""
+    mix: Mix | None = None
+    """As in `Result`."""
 
 
 def sweep(cells: Sequence[CellResult], policy: Policy) -> SweepVerdict:
@@ -54,13 +58,17 @@ def sweep(cells: Sequence[CellResult], policy: Policy) -> SweepVerdict:
         told = cells[0].verdict
         return SweepVerdict(told.outcome, told.label, told.reasons, decides=0, regions=None)
     views = views_of(cells, policy)
-    ruling = _rule(views, policy)
+    left_out = [view for view in views if view.found.evidence.no_room is not None]
+    if len(left_out) == len(views):
+        left_out = []
+    ruling = _rule([view for view in views if view not in left_out], policy)
     return SweepVerdict(
         outcome=ruling.outcome,
         label=ruling.label,
-        reasons=[*(fact.reason for fact in ruling.facts), *_advice(views)],
+        reasons=[*(fact.reason for fact in (*ruling.facts, *(v.headline for v in left_out))), *_advice(views)],
         decides=ruling.facts[0].index if ruling.facts else 0,
         regions=regions_of([_region(view) for view in views], is_of_one_kind=_kinds(cells) == 1),
+        mix=mix_of(cells, policy),
     )
 
 

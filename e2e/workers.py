@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from e2e.cache import cache_folder
-from e2e.errors import E2EError, EnvironmentFault, UsageError
+from e2e.errors import E2EError, EnvironmentFault, NoRoom, UsageError
 from e2e.integrity.isolation import namespace_prefix, without_secrets
 from e2e.integrity.quiescence import WINDOW_S, WINDOWS
 from e2e.measure.machine import free_memory_bytes, thread_count
@@ -318,6 +318,8 @@ class Workers:
 def _ours(fault: WorkerFault) -> E2EError:
     if fault.reason == "usage":
         return UsageError(fault.message)
-    if fault.reason in ("environment", "out_of_memory"):
+    if fault.reason == "out_of_memory":
+        return NoRoom(fault.message)
+    if fault.reason == "environment":
         return EnvironmentFault(fault.message)
     return E2EError(f"a process without the candidate failed: {fault.message}")

@@ -14,6 +14,11 @@ from e2e.ops._sites import InModules
 from e2e.protocols import OpCall, Site
 
 _EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps")
+_CLASSES = (
+    *("rmsnorm", "t5layernorm", "pix2structlayernorm", "pop2pianolayernorm", "switchtransformerslayernorm"),
+    "udoplayernorm",
+)
+"""In names of classes: T5 and what follows it call a norm without mean and bias a layer norm."""
 
 
 class RmsNorm(InModules):
@@ -35,15 +40,15 @@ class RmsNorm(InModules):
         self.alternatives: Mapping[str, Callable[..., Any]] = {"F.rms_norm": _torch_rms_norm}
 
     def find_sites(self, model: nn.Module) -> list[Site]:
-        """Modules that hold one vector `weight` and an epsilon, and call themselves RMS norms.
+        """Modules that hold one vector `weight` and an epsilon, and are called RMS norms, or as T5 calls its own.
 
         Transformers marks replaceable layers with `kernel_layer_name`; other models are found by class name.
         Whether such a module really computes this op is for the conformance check to say, on its activations.
         """
         sites = []
         for fqn, module in model.named_modules():
-            layer = getattr(module, "kernel_layer_name", None)
-            if layer != "RMSNorm" and "rmsnorm" not in type(module).__name__.lower():
+            layer, kind = getattr(module, "kernel_layer_name", None), type(module).__name__.lower()
+            if layer != "RMSNorm" and not any(name in kind for name in _CLASSES):
                 continue
             sites.append(self._site(fqn, module))
         return sites

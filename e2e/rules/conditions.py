@@ -1,7 +1,7 @@
 """Whether machine and arms were in the state that a measurement takes for granted.
 
-Only one of these flags bars a verdict: a device that slowed down under one arm. The others are advice, until
-`e2e selftest` shows on real machines that they seldom cry wolf.
+Only two of these flags bar a verdict: memory that does not hold the cell, and a device that slowed down under one arm.
+The others are advice, until `e2e selftest` shows on real machines that they seldom cry wolf.
 """
 
 from __future__ import annotations
@@ -24,6 +24,12 @@ DISAGREES = 0.02
 """Relative difference of two clocks' ratio between arms. Source: METHOD.md B7."""
 CPU_PRESSURE, STEAL = 0.10, 0.02
 """Shares of time above which others used the machine. Source: METHOD.md B5.3."""
+
+
+def has_no_room(case: Case) -> Iterator[Reason]:
+    """The cell cannot be run here by anybody, so that it says nothing of the kernel."""
+    if case.evidence.no_room is not None:
+        yield Reason(code=ReasonCode.NO_ROOM, message=case.evidence.no_room)
 
 
 def throttled(case: Case) -> Iterator[Reason]:

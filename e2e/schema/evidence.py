@@ -697,6 +697,8 @@ class Evidence(Record):
     unseen: list[str] = []
     """What this machine does not show, each in one phrase."""
     faults: list[Fault] = []
+    no_room: str | None = None
+    """What ran out of memory with or without the kernel, in a sweep, where other cells may fit; None: nothing did."""
     budget_exhausted: bool = False
     random_weights: bool = False
     model: ModelFacts | None = None

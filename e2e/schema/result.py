@@ -163,6 +163,18 @@ class Regions(Record):
     """Where the rule rests on nothing measured."""
 
 
+class Mix(Record):
+    """Of a sweep whose workload says how often it runs each cell: what the kernel is worth on all of them together."""
+
+    speedup: Estimate | None = None
+    """Against the opponent that decides; None while a cell that counts has no time. It decides nothing."""
+    baseline_step_s: Seconds | None = None
+    """Mean over the steps that the workload runs."""
+    candidate_step_s: Seconds | None = None
+    missing: list[str] = []
+    """Cells that count and have no time."""
+
+
 class Result(Record):
     """Everything about one run. The top-level blocks repeat the deciding cell's.
 
@@ -192,6 +204,8 @@ class Result(Record):
     cells: list[CellResult]
     regions: Regions | None = None
     """Of a sweep; None for a single cell."""
+    mix: Mix | None = None
+    """None for a single cell, and where the workload does not say how often it runs which."""
     kernels: list[Kernel]
     ablation: list[Ablated] = []
     """Of several kernels: each alone, then all together; or which of them fail."""

@@ -146,6 +146,7 @@ class ReasonCode(StrEnum):
     # no headroom
     NO_HEADROOM = "no_headroom"
     # blocking
+    NO_ROOM = "no_room"
     UNVERIFIED_OUTPUTS = "unverified_outputs"
     CHECK_NO_POWER = "check_no_power"
     NOT_ON_PATH = "not_on_path"
@@ -225,6 +226,7 @@ class ReasonText(StrEnum):
     NO_SITES = "the op does not occur in this model"
     SITES_INCOMPATIBLE = "the op occurs, but no site means the same as the kernel's op"
     NO_HEADROOM = "no kernel for this op can win the margin here: the op's whole cost is smaller"
+    NO_ROOM = "memory does not hold the workload in this cell, with or without the kernel"
     UNVERIFIED_OUTPUTS = "some timed steps' outputs could not be verified"
     CHECK_NO_POWER = "wrong kernels made on purpose passed the check, so the check proves nothing here"
     NOT_ON_PATH = "no proof that the kernel ran in the arm that was timed"
@@ -271,7 +273,7 @@ _KIND_STARTS = {
     ReasonCode.BUILD_FAILED: ReasonKind.FAILED,
     ReasonCode.NO_SITES: ReasonKind.NOT_APPLICABLE,
     ReasonCode.NO_HEADROOM: ReasonKind.NO_HEADROOM,
-    ReasonCode.UNVERIFIED_OUTPUTS: ReasonKind.BLOCKING,
+    ReasonCode.NO_ROOM: ReasonKind.BLOCKING,
     ReasonCode.GAIN_CONFIRMED: ReasonKind.INTERVAL,
     ReasonCode.NOISY: ReasonKind.ADVICE,
 }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -84,6 +85,14 @@ class Cells(Record):
     """None: `model.dtype`."""
     step: list[Step] = []
     """None: the workload's `step`."""
+    weights: list[Annotated[float, Field(ge=0)]] = []
+    """How often the workload runs each cell, in the order of the cells (step, dtype, batch, sequence); none: it does
+    not say. `lengths` says it too."""
+
+    @property
+    def unweighted(self) -> Cells:
+        """The same cells, all alike."""
+        return self.model_copy(update={"weights": []})
 
     @field_validator("batch", "sequence")
     @classmethod
@@ -200,6 +209,17 @@ class Workload(Record):
             raise ValueError(f"`command` goes with `task: command`, not with {self.task}")
         return self
 
+    @model_validator(mode="after")
+    def _has_a_weight_for_every_cell(self) -> Workload:
+        weights, cells = self.cells.weights, cells_of(self.model_copy(update={"cells": self.cells.unweighted}))
+        if self.cells.lengths is not None and not self.cells.sequence:
+            return self  # the cells are not known yet
+        if weights and len(weights) != len(cells):
+            raise ValueError(f"cells.weights: {len(weights)} of them for {len(cells)} cells")
+        if weights and not sum(weights):
+            raise ValueError("cells.weights: all are 0")
+        return self
+
     @property
     def is_command(self) -> bool:
         """Whether a program of the user's own runs the step."""
@@ -234,6 +254,8 @@ class Cell(Record):
     step: Step
     new_tokens: int = 0
     """Tokens written per row, where the step is `generate`."""
+    weight: float | None = None
+    """How often the workload runs it, compared with its other cells; None: it does not say."""
 
     @property
     def title(self) -> str:
@@ -251,7 +273,7 @@ class Cell(Record):
 
 def cells_of(workload: Workload) -> list[Cell]:
     """Every cell of the sweep, in file order."""
-    return [
+    cells = [
         Cell(
             batch=batch,
             sequence=sequence,
@@ -264,3 +286,5 @@ def cells_of(workload: Workload) -> list[Cell]:
         for batch in workload.cells.batch
         for sequence in workload.cells.sequence or [1]
     ]
+    weights: Sequence[float | None] = workload.cells.weights or [None] * len(cells)
+    return [cell.model_copy(update={"weight": weight}) for cell, weight in zip(cells, weights, strict=True)]

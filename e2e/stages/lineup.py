@@ -7,7 +7,7 @@ from typing import Any
 
 from e2e.arm_names import AS_SHIPPED, ArmName, is_adopted
 from e2e.crew import MANY_CORES
-from e2e.errors import EnvironmentFault
+from e2e.errors import NoRoom
 from e2e.measure.machine import thread_count
 from e2e.processes import Worker, WorkerFault
 from e2e.schema.words import Mode, Role, Stage
@@ -117,7 +117,7 @@ def need_room(course: Course) -> None:
     """In training a process holds the model as it was loaded and one state, which its arms train by turns.
 
     Raises:
-        EnvironmentFault: the device cannot hold them, activations left aside.
+        NoRoom: the device cannot hold them, activations left aside.
     """
     room, cell = course.facts["memory"], course.crew.cell
     if cell.step != "train" or room is None:
@@ -127,7 +127,7 @@ def need_room(course: Course) -> None:
     states = 2 if is_patch else 1  # of a patch the model that it made is trained as well
     state = model * course.crew.workload.workload.train.copies
     if PROCESSES * (model + states * state) > room:
-        raise EnvironmentFault(
+        raise NoRoom(
             f"{PROCESSES} processes, each with the model of {size(model)} and {count(states, 'training state')} of "
             f"{size(state)}, do not fit into {size(room)}: give it a smaller model, or a device with more memory"
         )

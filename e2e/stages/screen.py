@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from e2e import stats, wording
 from e2e.arm_names import AS_SHIPPED, WITH_KERNELS, ArmName, is_adopted, places_of, some_kernels
+from e2e.errors import NoRoom
 from e2e.judge import judge
 from e2e.measure.schedule import pick_strongest, steps_for
 from e2e.processes import Worker, WorkerFault
@@ -112,6 +114,8 @@ def collected(course: Course, records: dict[str, ArmRecord], waiting: list[str])
             records[name] = record_of(course, arm, reply)
         except WorkerFault as fault:
             needs_none = arm.role is Role.CANDIDATE and arm.mode is Mode.EAGER
+            if needs_none and fault.reason == ReasonCode.OUT_OF_MEMORY and _failed(records, AS_SHIPPED):
+                raise NoRoom(f"as shipped and with the kernel: {fault.message}") from fault
             if needs_none or (arm.role in WITH_KERNELS and fault.kind != "raised"):
                 raise course.crew.blame(fault, stage=STAGE, worker=course.pilot) from fault
             records[name] = _absent(arm, "failed", fault.message)
@@ -119,6 +123,10 @@ def collected(course: Course, records: dict[str, ArmRecord], waiting: list[str])
                 waiting = [*(name for name, record in records.items() if record.status == "ok"), *waiting]
                 begin_pilot(course, waiting)
     return records
+
+
+def _failed(records: Mapping[str, ArmRecord], arm: str) -> bool:
+    return arm in records and records[arm].status == "failed"
 
 
 def record_of(course: Course, arm: ArmName, reply: dict[str, Any]) -> ArmRecord:

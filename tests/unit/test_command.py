@@ -17,14 +17,16 @@ import e2e
 from e2e import external, registry
 from e2e.commands import _numbers, difference, token
 from e2e.configuration import load_workload
-from e2e.errors import UsageError
+from e2e.errors import NoRoom, UsageError
 from e2e.protocols import BuildTarget
 from e2e.reading import read_kernel
 from e2e.reports.text import PLUGIN as TEXT
 from e2e.schema.result import Result
-from e2e.schema.words import Mode, Outcome, ReasonCode
+from e2e.schema.words import Mode, Outcome, ReasonCode, Stage
 from e2e.schema.workload import cells_of
+from e2e.stages import command
 from e2e.stages.command import _kernel
+from e2e.stages.course import Course
 from tests.fakes import policy
 
 REPOSITORY = Path(__file__).parents[2]
@@ -308,6 +310,24 @@ def test_nothing_else_opens_a_command(case: Case) -> None:
     workload = load_workload(str(case.folder / "mine.yaml")).workload
     with pytest.raises(UsageError, match="e2e does not see into a program of your own"):
         registry.load("tasks", "command").open(workload, cells_of(workload)[0], root=case.folder, device="cpu", seed=0)
+
+
+@pytest.mark.parametrize(("batches", "code"), [([1, 2], None), ([2], 6)], ids=["among others", "alone"])
+def test_a_cell_that_memory_does_not_hold_ends_itself_and_not_the_sweep(
+    case: Case, monkeypatch: pytest.MonkeyPatch, batches: list[int], code: int | None
+) -> None:
+    def check(course: Course) -> None:
+        if course.crew.cell.batch == 2:
+            raise NoRoom("CUDA out of memory")
+        command.check(course)
+
+    monkeypatch.setattr(command, "STAGES", ((Stage.CHECK, check),))
+    result = case.run(cells={"batch": batches})
+    assert code == (result.error.code if result.error else None)
+    if code is None:
+        assert [None, "CUDA out of memory"] == [cell.evidence.no_room for cell in result.cells]
+        assert [None, Outcome.INCONCLUSIVE] == [cell.verdict.outcome for cell in result.cells]
+        assert result.outcome is None and ReasonCode.NO_ROOM in codes(result)
 
 
 # ---- The kernel

@@ -77,3 +77,26 @@ def test_a_table_that_is_missing_and_lengths_given_twice_are_the_callers_mistake
     (tmp_path / "lengths.csv").unlink()
     with pytest.raises(UsageError, match=r"lengths\.csv cannot be read"):
         load_workload(str(tmp_path / "w.yaml"))
+
+
+def test_a_cell_weighs_as_many_steps_as_serve_its_requests(tmp_path: Path) -> None:
+    """One pass over every prompt, but a decoding step for every token after the first."""
+    text = "prompt_tokens,output_tokens\n10,65\n20,5\n300,1\n400,3\n"
+    workload = loaded(tmp_path, text, more=", groups: 2, step: [prefill, decode]")
+    cells = [(cell.step, cell.sequence, cell.weight) for cell in cells_of(workload)]
+    assert [
+        ("prefill", 20, 2 / 2),
+        ("prefill", 400, 2 / 2),
+        ("decode", 20, (64 + 4) / 2),
+        ("decode", 400, (0 + 2) / 2),
+    ] == cells, "the batch of two serves two requests in a step"
+
+
+def test_groups_of_one_length_weigh_what_they_do_together(tmp_path: Path) -> None:
+    workload = loaded(tmp_path, table(7, 7, 7, 7, 7, 7, 90, 90), more=", groups: 4")
+    assert [(7, 3.0), (90, 1.0)] == [(cell.sequence, cell.weight) for cell in cells_of(workload)]
+
+
+def test_weights_beside_lengths_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="`lengths` has its own weights"):
+        loaded(tmp_path, table(10, 20), more=", weights: [1, 2]")

@@ -65,3 +65,16 @@ def test_modules_are_found_by_class_and_by_name() -> None:
 def test_modules_of_different_kinds_under_one_name_are_no_one_op() -> None:
     sites = registry.load_op("module:model.layers.0.*").find_sites(fresh())
     assert "and the first module of that name a" in str(sites[1].incompatible)
+
+
+def test_the_norms_of_t5_are_rms_norms_whatever_their_name_and_those_with_a_mean_are_none() -> None:
+    from transformers.models.t5.modeling_t5 import T5LayerNorm
+
+    model = nn.ModuleDict({"t5": T5LayerNorm(8), "torch": nn.LayerNorm(8), "rms": nn.RMSNorm(8, eps=1e-6)})
+    found = {site.fqn: site.incompatible for site in registry.load_op("rms_norm").find_sites(model)}
+    assert {"t5": None, "rms": None} == found
+    (site,) = [s for s in registry.load_op("rms_norm").find_sites(model) if s.fqn == "t5"]
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(
+        registry.load_op("rms_norm").reference(x, model["t5"].weight, site.scalars["eps"]), model["t5"](x)
+    )

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 
 from e2e.judge import decided, judge
-from e2e.schema.evidence import Evidence, Segment
+from e2e.schema.evidence import Evidence, Fault, Segment
 from e2e.schema.policy import Policy
 from e2e.schema.result import CellResult
 from e2e.schema.words import Label, Outcome, ReasonCode, ReasonKind, Stage, kind_of
@@ -417,3 +417,28 @@ def test_four_cells_of_identical_code_are_hardly_ever_confirmed() -> None:
 def test_the_best_of_four_gains_at_the_margin_is_confirmed_no_more_often_than_one() -> None:
     outcomes = Counter(run(seed, [1.01] * 4, ANY, block_sd=0.002, worker_sd=0.002).outcome for seed in range(100))
     assert outcomes[Outcome.CONFIRMED] <= 0.035 * 100  # 14 of 100 without Holm's adjustment
+
+
+# ---- Cells that memory does not hold
+
+NO_ROOM = evidence(stage_finished=Stage.BUILD, audit=None, no_room="CUDA out of memory: 8 x 8192")
+
+
+def test_a_cell_that_memory_does_not_hold_is_told_and_counts_neither_way() -> None:
+    found = swept(WIN, TIE, NO_ROOM)
+    assert found.outcome is Outcome.CONFIRMED
+    assert ReasonCode.NO_ROOM in codes(found)
+    assert "4 x 128" in next(r.message for r in found.reasons if r.code is ReasonCode.NO_ROOM)
+    assert swept(TIE, NO_ROOM).outcome is Outcome.REFUTED
+    assert swept(LOSS, NO_ROOM).outcome is Outcome.REFUTED
+
+
+def test_where_no_cell_fits_nothing_is_decided() -> None:
+    found = swept(NO_ROOM, NO_ROOM)
+    assert found.outcome is Outcome.INCONCLUSIVE
+    assert set(codes(found)) == {ReasonCode.NO_ROOM}
+
+
+def test_a_kernel_that_runs_out_of_memory_where_the_model_fits_still_fails_the_sweep() -> None:
+    fault = Fault(code=ReasonCode.OUT_OF_MEMORY, message="workspace of 40 GiB", stage=Stage.CHECK)
+    assert swept(WIN, evidence(stage_finished=Stage.BUILD, audit=None, faults=[fault])).outcome is Outcome.FAILED
