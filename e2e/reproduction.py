@@ -91,7 +91,9 @@ def script(result: Result, root: str) -> tuple[str | None, str]:
 
 def _script(result: Result, root: str) -> str:
     deciding = next((cell for cell in result.cells if cell.verdict.latency.against), None)
-    if deciding is None or result.workload is None or len(result.cells) > 1 or len(result.kernels) > 1:
+    candidate = deciding.evidence.candidate if deciding is not None else None
+    is_single = len(result.cells) == len(result.kernels) == 1
+    if deciding is None or candidate is None or result.workload is None or not is_single:
         raise _No("it is for one kernel in one cell, with a timed verdict")
     cell, (kernel,) = deciding.cell, result.kernels
     if result.workload.task != "causal-lm" or cell.step not in ("prefill", "decode"):
@@ -101,9 +103,7 @@ def _script(result: Result, root: str) -> str:
     op = _OPS.get(kernel.manifest.op)
     if op is None:
         raise _No(f"it is for {', '.join(_OPS)}, not for {kernel.manifest.op}")
-    names = list(
-        dict.fromkeys([str(deciding.evidence.candidate), *(row.arm for row in deciding.verdict.latency.against)])
-    )
+    names = list(dict.fromkeys([candidate, *(row.arm for row in deciding.verdict.latency.against)]))
     device = "cpu" if deciding.evidence.device is None or deciding.evidence.device.kind == "cpu" else "cuda"
     modes = {ArmName.parse(name).mode for name in names}
     parts = {
