@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import pytest
@@ -31,8 +31,8 @@ from tests import results
 KERNEL = Path(__file__).parents[2] / "kernels" / "rmsnorm.cpp"
 ARMS = ("candidate:eager", "baseline:eager")
 ROUNDS = 12
-AGREES = 1.3
-"""Both are medians of mirrored blocks in one process each; another process on this machine may disturb either."""
+AGREES = 1.05
+"""Two processes may differ by this, beyond what their own blocks do: other work on the machine widens both."""
 
 
 @pytest.mark.slow
@@ -49,7 +49,7 @@ def test_its_ratio_is_the_one_that_e2es_own_arms_show(tiny_workload: Path, tmp_p
     op = registry.load("ops", "rms_norm")
     sites = op.find_sites(session.model)
     candidate = Candidate(bound_to(built, op, "float32"), frozenset(site.fqn for site in sites))
-    expected = ratio_of(Arena(session, [Part(op, sites, candidate)]))
+    low, high = ratios_of(Arena(session, [Part(op, sites, candidate)]))
 
     told = results.verdict()
     shipped = told.latency.against[1].model_copy(update={"arm": ARMS[1]})
@@ -73,12 +73,14 @@ def test_its_ratio_is_the_one_that_e2es_own_arms_show(tiny_workload: Path, tmp_p
         [sys.executable, NAME], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
-    (printed,) = re.findall(r"^baseline:eager: (\S+) times the step with the kernel", ended.stdout, re.MULTILINE)
-    assert 1 / AGREES < float(printed) / expected < AGREES
+    (printed,) = re.findall(r"^baseline:eager: .*of the blocks (\S+) to (\S+)\)", ended.stdout, re.MULTILINE)
+    least, most = map(float, printed)
+    assert least < high * AGREES, ended.stdout
+    assert low < most * AGREES, ended.stdout
 
 
-def ratio_of(arena: Any) -> float:
-    """The eager step over the candidate's: mirrored blocks of ten steps."""
+def ratios_of(arena: Any) -> tuple[float, float]:
+    """The eager step over the candidate's, the middle half of mirrored blocks of ten steps."""
     torch.set_num_threads(1)
     for name in ARMS:
         arena.prepare(name, seed=3)
@@ -89,4 +91,5 @@ def ratio_of(arena: Any) -> float:
         for place, name in enumerate(order):
             logs[name] += math.log(median(arena.clocked(name, seed=100 * turn + 10 * place, count=10)))
         contrasts.append((logs[ARMS[1]] - logs[ARMS[0]]) / 2)
-    return math.exp(median(contrasts))
+    low, _, high = quantiles(contrasts, n=4)
+    return math.exp(low), math.exp(high)
