@@ -63,7 +63,7 @@ def prepare(folder: Path, port: int | None) -> Viewer:
     argv = ("-P", "-m", "tensorboard.main", "--logdir", str(logs), "--host", _HOST, "--port", str(chosen))
     others = sorted(path for path in (folder / "traces").glob("*.json*") if path.is_file())
     lines = [f"TensorBoard: http://{_HOST}:{chosen}/#pytorch_profiler (Ctrl-C ends it)"]
-    lines.append("Its profiler charts load from the internet and stay empty without it.")
+    lines.append("Its profiler's charts load from the internet; without it the page may wait for them for ever.")
     lines += [note] if note else []
     if others:
         lines.append("These open in https://ui.perfetto.dev, or without internet in chrome://tracing:")
