@@ -22,7 +22,7 @@ from e2e.schema.workload import DType, ModelSpec
 from e2e.wording import arm, clean, estimate
 
 NAME = "reproduce.py"
-_PAGE = Path(__file__).parent / "templates" / "reproduce.txt"
+_PAGE = Path(__file__).parent / "reports" / "_reproduce.txt"
 
 
 @dataclass(frozen=True)
