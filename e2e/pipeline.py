@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from e2e import assembly, attempts, registry, store
+from e2e import assembly, attempts, registry, reproduction, store
 from e2e.again import kernels_of, workload_of
 from e2e.arm_names import ADOPTED, is_adopted
 from e2e.builders._flags import stated_architectures
@@ -91,6 +92,9 @@ def _stored(result: Result, run: store.Run, out: Path) -> Result:
         stored = run.finish(stored.model_copy(update={"attempts": counted}))
     for style in ("md", "html"):
         run.write_text(f"report.{style}", registry.load("reports", style).render(stored))
+    text, _ = reproduction.script(stored, assembly.near(f"{loaded.workload.path.parent}{os.sep}"))
+    if text is not None:
+        run.write_text(reproduction.NAME, text)
     if stored.error is None or not stored.error.is_resumable:
         run.end()
     return stored

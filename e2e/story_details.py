@@ -11,6 +11,7 @@ from typing import Any
 from e2e import stats
 from e2e.attribution import attribution
 from e2e.figures import Chart, Ink, Line, Mark, Strip, error_axis, level_axis, ratio_axis
+from e2e.reproduction import NAME, script
 from e2e.schema.evidence import Engagement, Evidence, OpCheck, Segment
 from e2e.schema.policy import Policy
 from e2e.schema.result import CellResult, Result
@@ -260,8 +261,10 @@ def reproduce_section(result: Result) -> Section:
     facts += [("workload", f"sha256 {digest}")] if (digest := result.environment.get("workload_sha256")) else []
     facts += [("samples.csv", f"sha256 {result.samples_sha256}")] if result.samples_sha256 else []
     said = tuple((label, clean(str(text))) for label, text in facts)
-    note = "The seed repeats inputs and schedule, never the times."
-    return Section("Reproduce", facts=said, lines=(*map(_command, lines), note))
+    text, why_not = script(result, "")
+    plain = f"`{NAME}` in the run's folder gives the headline ratios in plain PyTorch, without e2e."
+    notes = ("The seed repeats inputs and schedule, never the times.", plain if text else f"No `{NAME}`: {why_not}.")
+    return Section("Reproduce", facts=said, lines=(*map(_command, lines), *notes))
 
 
 def _command(line: str) -> str:

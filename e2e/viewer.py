@@ -6,10 +6,12 @@ import importlib.util
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.errors import EnvironmentFault, UsageError
+from e2e import scalars, store
+from e2e.errors import EnvironmentFault, StoredRunError, UsageError
 
 _FIRST_PORT, _PORTS = 6006, 100
 _HOST = "127.0.0.1"
@@ -54,17 +56,30 @@ def prepare(folder: Path, port: int | None) -> Viewer:
         raise EnvironmentFault(
             "TensorBoard is not installed: pip install 'tensorboard>=2.21,<3' torch-tb-profiler==0.4.3"
         )
+    note = _with_scalars(folder, logs)
     chosen = _free_port() if port is None else port
     if not _is_free(chosen):
         raise UsageError(f"port {chosen} is taken; give another --port, or none")
     argv = ("-P", "-m", "tensorboard.main", "--logdir", str(logs), "--host", _HOST, "--port", str(chosen))
     others = sorted(path for path in (folder / "traces").glob("*.json*") if path.is_file())
     lines = [f"TensorBoard: http://{_HOST}:{chosen}/#pytorch_profiler (Ctrl-C ends it)"]
-    lines.append("Its profiler charts load from the internet and stay empty without it.")
+    lines.append("Its profiler's charts load from the internet; without it the page may wait for them for ever.")
+    lines += [note] if note else []
     if others:
         lines.append("These open in https://ui.perfetto.dev, or without internet in chrome://tracing:")
         lines += [f"  {path}" for path in others]
     return Viewer((sys.executable, *argv), "\n".join(lines) + "\n")
+
+
+def _with_scalars(folder: Path, logs: Path) -> str:
+    """Step times, memory and the verdict beside a run's profiles; why not, where they are not. A profile has none."""
+    if not (folder / store.RESULT).is_file():
+        return ""
+    try:
+        scalars.write(store.load(folder), logs, now_s=time.time())
+    except (OSError, StoredRunError) as error:
+        return f"Without scalars and verdict: {error}."
+    return "Scalars: step time, memory, drift. Text: the report."
 
 
 def _free_port() -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,9 +39,18 @@ def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` are skipped where the driver shows no device, whatever was selected."""
-    if Path("/dev/nvidiactl").exists():
-        return
+    """Tests that need what is not here are skipped by their marks, whatever was selected."""
+    absent = {
+        "gpu": None if Path("/dev/nvidiactl").exists() else "needs a CUDA device",
+        "browser": _browser_problem(),
+    }
     for item in items:
-        if item.get_closest_marker("gpu") is not None:
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        for mark, problem in absent.items():
+            if problem is not None and item.get_closest_marker(mark) is not None:
+                item.add_marker(pytest.mark.skip(reason=problem))
+
+
+def _browser_problem() -> str | None:
+    if importlib.util.find_spec("playwright") is None:
+        return "needs playwright: pip install -e '.[browser]'"
+    return None if shutil.which("chromium") else "needs a Chromium called chromium on the path"

@@ -115,7 +115,7 @@ def store(raw: Path, folder: Path, *, arm: str, steps: int) -> Timeline:
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         raise ValueError(f"the trace of {arm} holds no events")
     folder.mkdir(parents=True, exist_ok=True)
-    name = arm.replace(":", ".").replace("+", ".")
+    name = folder_name(arm)
     path = folder / f"{name}.pt.trace.json.gz"
     _write(path, content)
     for_plugin = folder / "tensorboard" / name
@@ -124,6 +124,11 @@ def store(raw: Path, folder: Path, *, arm: str, steps: int) -> Timeline:
     _write(for_plugin / "worker.1.pt.trace.json.gz", {**content, "traceEvents": renamed})
     raw.unlink()
     return read(events, arm=arm, steps=steps, path=f"{folder.name}/{path.name}")
+
+
+def folder_name(arm: str) -> str:
+    """How an arm's files and TensorBoard's runs are called."""
+    return arm.replace(":", ".").replace("+", ".")
 
 
 def read(events: list[Any], *, arm: str, steps: int, path: str) -> Timeline:

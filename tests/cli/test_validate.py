@@ -674,6 +674,14 @@ def test_a_whole_run_ends_in_a_verdict_whose_parts_agree(
     assert {trace.arm for trace in evidence.traces} >= {evidence.baseline, evidence.candidate}
     assert all((folder / trace.path).exists() for trace in evidence.traces)
     assert (folder / "kernel" / GOOD.name).read_bytes() == GOOD.read_bytes()
+    opponents = {row.arm for row in result.latency.against} if result.latency is not None else set()
+    assert {item.arm for item in evidence.trace_differences} >= opponents
+    assert all(item.op_s and item.candidate_op_s for item in evidence.trace_differences), "ranges around the op"
+    if opponents:
+        row = result.latency.against[0]
+        change = 1e6 * (row.candidate_step_s - row.arm_step_s)
+        assert sum(line.microseconds_per_step for line in result.attribution) == pytest.approx(change)
+        compile((folder / "reproduce.py").read_text(), "reproduce.py", "exec")
 
     gated = subprocess.run(
         [sys.executable, "-m", "e2e", "gate", str(folder)],
