@@ -74,7 +74,7 @@ def validate(request: Request, progress: Progress) -> Result:
                     collect(loaded, cell, run, progress, keeper)
         except (E2EError, KeyboardInterrupt) as caught:
             error = caught
-        return _stored(keeper.result(assembly.error_record(error, run.folder)), run, request.out)
+        return _stored(keeper.result(assembly.error_record(error, run.folder)), run, loaded)
 
 
 def _folder(loaded: Loaded) -> store.Run:
@@ -85,10 +85,10 @@ def _folder(loaded: Loaded) -> store.Run:
     return store.Run.create(loaded.request.out, loaded.workload.workload.name)
 
 
-def _stored(result: Result, run: store.Run, out: Path) -> Result:
+def _stored(result: Result, run: store.Run, loaded: Loaded) -> Result:
     """The result with its reports on disk, and with its place among the attempts."""
     stored = run.finish(result)  # before the ledger, which others write too: nothing there may cost a result
-    if (counted := attempts.enter(stored, out)) is not None:
+    if (counted := attempts.enter(stored, loaded.request.out)) is not None:
         stored = run.finish(stored.model_copy(update={"attempts": counted}))
     for style in ("md", "html"):
         run.write_text(f"report.{style}", registry.load("reports", style).render(stored))
