@@ -615,7 +615,7 @@ def test_a_slow_op_in_one_arm_is_found_by_the_traces_of_both(session: Any, tmp_p
     difference = difference_of(shipped, mine)
     assert difference is not None
     by_cause = {change.cause: change.seconds for change in difference.changes}
-    assert by_cause["op"] == pytest.approx(tiny.SITES * 0.004, rel=0.3)
+    assert by_cause["op"] > 0.9 * tiny.SITES * 0.004, "a busy machine sleeps longer, never shorter"
     assert max(by_cause, key=lambda cause: by_cause[cause]) == "op"
 
 

@@ -18,7 +18,7 @@ from e2e.numerics.training import compare
 from e2e.ops.patch import PatchOp
 from e2e.patch import Standing, sites_of
 from e2e.protocols import Site
-from e2e.schema.evidence import CAPTURED
+from e2e.schema.evidence import CAPTURED, UNUSUAL
 from e2e.scout import Replica, replica_of
 from tests import tiny
 from tests.patches import llama as patches
@@ -88,7 +88,8 @@ def test_sites_of_one_tensor_are_checked_alone_and_others_say_why_not(tmp_path: 
 def test_a_wrong_patch_is_wrong_at_its_sites(tmp_path: Path) -> None:
     patched = PatchedLlama(patches.wrong)
     patched.survey(tmp_path)
-    assert {"op_error_exceeded"} == {check["code"] for check in patched.checked(tmp_path)}
+    checks = [check for check in patched.checked(tmp_path) if check["label"] not in UNUSUAL]
+    assert {"op_error_exceeded"} == {check["code"] for check in checks}
 
 
 def test_every_wrong_output_made_on_purpose_is_rejected(tmp_path: Path) -> None:
