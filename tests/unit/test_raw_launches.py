@@ -166,9 +166,9 @@ def read(tmp_path: Path, launch: str) -> Manifest:
 
 
 def test_one_launch_is_written_without_a_list_and_takes_the_manifests_entry(tmp_path: Path) -> None:
-    manifest = read(tmp_path, "{grid: [rows], block: [128], args: [x, out, scale, hidden]}\n// entry: scales")
+    manifest = read(tmp_path, "{grid: [rows], block: [128], args: [x, weight, scale, out, rows, hidden]}\n// entry: apply")
     assert [launch.entry for launch in manifest.launch] == [None]
-    assert manifest.entries == ["scales"]
+    assert manifest.entries == ["apply"]
 
 
 def test_where_every_launch_names_its_function_the_entry_is_left_out() -> None:
