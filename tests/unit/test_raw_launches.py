@@ -166,7 +166,8 @@ def read(tmp_path: Path, launch: str) -> Manifest:
 
 
 def test_one_launch_is_written_without_a_list_and_takes_the_manifests_entry(tmp_path: Path) -> None:
-    manifest = read(tmp_path, "{grid: [rows], block: [128], args: [x, weight, scale, out, rows, hidden]}\n// entry: apply")
+    launch = "{grid: [rows], block: [128], args: [x, weight, scale, out, rows, hidden]}"
+    manifest = read(tmp_path, f"{launch}\n// entry: apply")
     assert [launch.entry for launch in manifest.launch] == [None]
     assert manifest.entries == ["apply"]
 
