@@ -61,6 +61,8 @@ def _path(given: str, op: str) -> Path:
 def _about(path: Path) -> dict[str, str]:
     """What the file says of itself: a safetensors file begins with the length of its header, which is JSON."""
     try:
+        if path.exists() and not path.is_file():  # a pipe could block for ever
+            raise UsageError(f"--captures {path}: not a regular file")
         with path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             header = json.loads(stream.read(length)) if 0 < length <= MAX_HEADER_BYTES else None

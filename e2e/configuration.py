@@ -67,7 +67,10 @@ def load_workload(path: str, overrides: Sequence[str] = ()) -> LoadedWorkload:
         raise UsageError("\n".join([*found, *mistakes]))
     values = {".".join(setting.field): setting.value for setting in settings}
     whole = file.resolve()
-    workload = with_lengths(workload, whole.parent)
+    try:
+        workload = with_lengths(workload, whole.parent)
+    except UsageError as error:
+        raise UsageError(f"{file}: {error.message}") from error
     return LoadedWorkload(workload, whole, values, source.sha256, registry.task_sha256(workload.task, whole.parent))
 
 
@@ -301,6 +304,6 @@ def _said_of_setting(message: str, file: str, settings: Sequence[_Setting]) -> s
         line = f"{file}:{-1 - index}: "
         if message.startswith(line):
             is_list = "a valid array" in message and not isinstance(setting.value, dict | list)
-            hint = f"; write {'.'.join(setting.field)}=[{setting.value}]" if is_list else ""
+            hint = f"; write {'.'.join(setting.field)}=[{printable(str(setting.value))}]" if is_list else ""
             return f"--set {printable(setting.given)}: {message.removeprefix(line)}{hint}"
     return message

@@ -10,8 +10,11 @@ from statistics import median_high
 
 from e2e.errors import UsageError
 from e2e.schema.workload import Cell, Workload, cells_of
+from e2e.yaml_lines import printable
 
 PROMPT, OUTPUT = "prompt_tokens", "output_tokens"
+_DIGITS = 12
+"""No text is that long."""
 
 
 def with_lengths(workload: Workload, root: Path) -> Workload:
@@ -58,24 +61,26 @@ def _steps(cell: Cell, outputs: Sequence[int | None]) -> float:
 
 
 def _read(path: Path) -> tuple[list[int], list[int]]:
+    shown = printable(str(path), 500)
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cells.lengths: {path} cannot be read: {error}") from error
-    table = csv.DictReader(text.splitlines())
-    named = table.fieldnames or []
+        if path.exists() and not path.is_file():  # a pipe could block for ever
+            raise UsageError(f"cells.lengths: {shown} is not a regular file")
+        table = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
+        named, rows = table.fieldnames or [], list(table)
+    except (OSError, ValueError, csv.Error) as error:
+        raise UsageError(f"cells.lengths: {shown} cannot be read: {printable(str(error), 200)}") from error
     if PROMPT not in named:
-        raise UsageError(f"cells.lengths: {path} has no column {PROMPT!r}; it has: {', '.join(named) or 'none'}")
-    rows = list(table)
-    prompts = [_length(row, PROMPT, f"{path}:{number}") for number, row in enumerate(rows, 2)]
-    outputs = [_length(row, OUTPUT, f"{path}:{number}") for number, row in enumerate(rows, 2) if OUTPUT in named]
+        there = printable(", ".join(named), 200) or "none"
+        raise UsageError(f"cells.lengths: {shown} has no column {PROMPT!r}; it has: {there}")
+    prompts = [_length(row, PROMPT, f"{shown}:{number}") for number, row in enumerate(rows, 2)]
+    outputs = [_length(row, OUTPUT, f"{shown}:{number}") for number, row in enumerate(rows, 2) if OUTPUT in named]
     if not prompts:
-        raise UsageError(f"cells.lengths: {path} holds no lengths")
+        raise UsageError(f"cells.lengths: {shown} holds no lengths")
     return prompts, outputs
 
 
 def _length(row: dict[str, str], column: str, where: str) -> int:
     text = row[column] or ""
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise UsageError(f"cells.lengths: {where}: {column} is {text!r}, and not a number of tokens")
+    if not text.strip().isdecimal() or len(text) > _DIGITS or int(text) < 1:
+        raise UsageError(f"cells.lengths: {where}: {column} is {printable(text)!r}, and not a number of tokens")
     return int(text)

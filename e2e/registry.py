@@ -99,13 +99,23 @@ def steps_of(name: str, root: Path) -> tuple[str, ...] | None:
     place = outside.place_of(name, outside.TASK, root=root)
     path = path_of("tasks", name) if place is None else place.file
     try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError) as error:
+        tree = ast.parse(path.read_bytes() if place is None else outside.content_of(place))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise UsageError(f"task {path} cannot be read: {error}") from error
     for node in (item for item in tree.body if isinstance(item, ast.ClassDef)):
         for line in node.body:
             if not isinstance(line, ast.Assign) or ast.unparse(line.targets[0]) != "steps":
                 continue
             if place is None or node.name == place.attribute:
-                return tuple(ast.literal_eval(line.value))
+                return _texts(line.value, path)
     return None
+
+
+def _texts(value: ast.expr, path: Path) -> tuple[str, ...] | None:
+    try:
+        found = ast.literal_eval(value)
+    except (ValueError, TypeError, MemoryError, RecursionError):
+        return None  # worked out when the file runs
+    if not isinstance(found, tuple | list) or not all(isinstance(item, str) for item in found):
+        raise UsageError(f'task {path}:{value.lineno}: steps: must be a tuple of texts, such as ("forward",)')
+    return tuple(found)

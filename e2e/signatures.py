@@ -93,7 +93,7 @@ def signature_of(op: str) -> Signature | None:
 def _parsed(path: Path) -> ast.Module:
     try:
         return ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError) as error:
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise UsageError(f"op {path} cannot be read: {error}") from error
 
 

@@ -17,6 +17,7 @@ import io
 import os
 import re
 import secrets
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -254,6 +255,8 @@ def _parse_result(text: bytes, folder: Path) -> Result:
         raise StoredRunError(f"{file} has schema {version!r}; this e2e reads {SCHEMA!r} only")
     try:
         return Result.model_validate_json(pydantic_core.to_json(_upgraded(raw)), strict=True)
+    except (KeyError, TypeError, AttributeError) as error:  # what a result of method 1 had is not there
+        raise StoredRunError(f"{file} is not a valid result of method 1: {type(error).__name__}: {error}") from error
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
@@ -384,6 +387,8 @@ def read_limited(file: Path, limit: int) -> bytes:
         StoredRunError: it is missing, cannot be read, or is larger.
     """
     try:
+        if not stat.S_ISREG(file.stat().st_mode):  # a pipe could block for ever
+            raise StoredRunError(f"{file} is not a regular file")
         with file.open("rb") as stream:
             content = stream.read(limit + 1)
     except FileNotFoundError as error:

@@ -13,6 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from e2e import outside
 from e2e.errors import E2EError
 from e2e.integrity.channel import Channel, ChannelClosed
 from e2e.requests.holding import Holding
@@ -55,6 +56,8 @@ def _answer(worker: Handlers, message: dict[str, Any]) -> dict[str, Any]:
     except MemoryError:
         return {"fault": {"message": "host memory ran out", "code": "out_of_memory"}}
     except Exception as error:  # noqa: BLE001  worker edge: a candidate may raise anything; the parent judges
+        if worker.is_clean and (mistake := outside.fault_in(error)) is not None:
+            return {"fault": {"message": mistake.message, "code": mistake.code, "line": None}}
         return {"fault": {"message": _describe(error), "code": _code(error), "line": None}}
 
 

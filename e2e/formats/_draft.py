@@ -167,7 +167,8 @@ class Draft:
 
 def _in_layout(op: str, layout: Any) -> str:
     """The op that a kernel of that layout computes."""
-    return f"{op}:{layout}" if layout in OTHER_OPS and layout in LAYOUTS.get(op, ()) else op
+    is_other = isinstance(layout, str) and layout in OTHER_OPS and layout in LAYOUTS.get(op, ())
+    return f"{op}:{layout}" if is_other else op
 
 
 def _launched(launches: Any) -> Any:

@@ -36,7 +36,7 @@ class Holding(Opened):
         from e2e.protocols import Built
         from e2e.scout import replica_of
 
-        if self._clean:
+        if self.is_clean:
             raise E2EError("a clean worker never loads a candidate")
         self._ledger = self._ledger or Ledger()
         record, own = Built.model_validate(built), self.parts[part]

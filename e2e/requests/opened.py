@@ -44,7 +44,8 @@ class Opened:
 
     def __init__(self, channel: Channel, *, clean: bool) -> None:
         self._channel = channel
-        self._clean = clean
+        self.is_clean = clean
+        """Whether it never loads a candidate."""
         self.parts: list[Part] = []
         """In the order of the run's kernels; requests number them from 0."""
         self.asked = ""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import typing
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,13 @@ from e2e.reading import read_kernel
 EXAMPLE = Path(__file__).parents[2] / "examples" / "swiglu_mlp.py"
 KERNEL = EXAMPLE.with_name("swiglu_mlp_kernel.py")
 NAME = f"{EXAMPLE}:SwigluMlp"
+WHOLE = """
+class Op:
+    name = schema = "op"
+    tensor_names = scalar_names = ()
+    alternatives = {}
+    find_sites = own = forward_with = reference = allocate = dims = example = edge_calls = mutants = print
+"""
 
 
 def test_the_members_asked_of_an_op_are_those_of_the_protocol() -> None:
@@ -52,6 +61,18 @@ def test_a_file_that_changed_meanwhile_is_refused() -> None:
         ("x = 1\n\nclass Op:\n    def __init__(self):\n        raise OSError('disk')\n", "own.py:5: OSError: disk"),
         ("class Op\n", "own.py:1: SyntaxError"),
         ("import sys\nsys.exit(3)\n", "own.py:2: SystemExit: 3"),
+        (
+            "class Op:\n    @property\n    def name(self):\n        return 1 / 0\n",
+            "own.py:4: ZeroDivisionError: division",
+        ),
+        (
+            "class E(Exception):\n    def __str__(self):\n        return 1\n\nraise E\n",
+            "E: <exception str() failed>",
+        ),
+        ("raise ValueError('a\\n\\x1b[31mb')\n", "own.py:1: ValueError: a  [31mb"),
+        (f"{WHOLE}Op.tensor_names = 'x'\n", "own.py: Op: tensor_names is not a tuple of texts (see docs/ops.md)"),
+        (f"{WHOLE}Op.schema = 3\nOp.dims = {{}}\n", "own.py: Op: schema is not a text, dims is not a method"),
+        (f"{WHOLE}Op.alternatives = []\n", "own.py: Op: alternatives is not a mapping by name"),
     ],
 )
 def test_a_file_without_the_op_is_the_callers_mistake(tmp_path: Path, text: str, words: str) -> None:
@@ -84,6 +105,35 @@ def test_a_kernel_may_not_choose_the_op_that_judges_it(tmp_path: Path) -> None:
     kernel.write_text("# /// e2e\n# op: own.py:Op\n# ///\ndef k(x):\n    return x\n")
     with pytest.raises(UsageError, match="for the caller to name"):
         read_kernel(str(kernel), op=None)
+
+
+def raised_by(call: Callable[[], object]) -> str | None:
+    try:
+        call()
+    except ZeroDivisionError as error:
+        found = outside.fault_in(error)
+        return found.message if found else None
+    raise AssertionError("it raised nothing")
+
+
+def test_what_an_op_raises_later_is_its_callers_mistake_and_what_it_calls_is_not(tmp_path: Path) -> None:
+    file, kernel = tmp_path / "own.py", tmp_path / "kernel.py"
+    file.write_text(
+        f"{WHOLE}    def dims(self, call):\n        return 1 / 0\n    def own(self, call):\n        call()\n"
+    )
+    kernel.write_text("def broken():\n    return 1 / 0\n")
+    op = registry.load_op(f"{file}:Op")
+    assert f"op {file}:8: ZeroDivisionError: division by zero" == raised_by(lambda: op.dims(None))
+    assert raised_by(lambda: op.own(lambda: 1 / 0)) is None
+    scope: dict[str, Callable[[], object]] = {}
+    exec(compile(kernel.read_text(), str(kernel), "exec"), scope)
+    assert raised_by(lambda: op.own(scope["broken"])) is None
+
+
+def test_a_pipe_is_no_file_of_an_op(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "own.py")
+    with pytest.raises(UsageError, match=r"own\.py is not a regular file"):
+        outside.sha256_of(outside.Place(tmp_path / "own.py", "Op", outside.OP))
 
 
 def test_a_repeat_wants_the_same_op(monkeypatch: pytest.MonkeyPatch) -> None:
