@@ -22,6 +22,7 @@ from e2e.schema.result import CellResult, Result
 from e2e.schema.verdict import MemoryVerdict, NumericsVerdict, Verdict
 from e2e.schema.words import Stage
 from e2e.units import Bytes, Seconds
+from e2e.weighing import fed_of
 from e2e.wording import ABSENT, change, clean, count, duration, outcome_word, percent, ratio, size, small, span
 
 _SITES_SHOWN = 4
@@ -62,6 +63,7 @@ def facts_of(result: Result, cell: CellResult, *, is_deciding: bool) -> tuple[tu
         *(_processes(evidence) if evidence.command_runs else _engagement(evidence.engagement)),
         *(_memory(verdict.memory) if evidence.stage_asked.rank >= Stage.SCREEN.rank else ()),
         *_generation(evidence),
+        *_fed(result, evidence),
         *_resolution(evidence, verdict, result.policy),
     ]
     if is_deciding:
@@ -242,6 +244,18 @@ def _engagement(seen: Engagement | None) -> Facts:
         )
     if len(left_out) > _SITES_SHOWN:
         yield "left out", f"and {count(len(left_out) - _SITES_SHOWN, 'more site')}"
+
+
+def _fed(result: Result, evidence: Evidence) -> Facts:
+    """The data pipeline's share, and what the kernel comes to behind it."""
+    fed = fed_of(evidence)
+    if fed is None or result.workload is None:
+        return
+    workers = count(result.workload.data.workers, "worker")
+    without, mine = duration(fed.baseline_s, digits=3), duration(fed.candidate_s, digits=3)
+    text = f"makes a batch in {duration(fed.made_s, digits=3)} with {workers}; a step that it feeds takes {without}, of"
+    text += f" which {percent(fed.waits)} is not the step; with the kernel {mine}: {ratio(fed.speedup)} end to end"
+    yield "pipeline", f"{text} (pilot, no interval), beside the verdict for prepared batches"
 
 
 def _processes(evidence: Evidence) -> Facts:

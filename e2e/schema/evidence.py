@@ -249,6 +249,15 @@ class Envelope(Record):
     changes: list[LegalChange]
 
 
+class Fed(Record):
+    """Batches made from raw data, while they are needed; measured in the pilot, by that process's own clock."""
+
+    arm: str | None
+    """Which takes a step with each of them; None: they are only made."""
+    batch_s: Seconds
+    """Per batch, and step."""
+
+
 class ModelCheck(Record):
     """The model's outputs with the kernel, against one precision higher."""
 
@@ -672,6 +681,8 @@ class Evidence(Record):
     """Of several kernels those after the first."""
     generations: list[Generation] = []
     """Of the strongest baseline and of the best candidate arm, where the step generates."""
+    fed: list[Fed] = []
+    """With `include: [data]`: the pipeline alone, then the strongest baseline and the best candidate fed by it."""
     segments: list[Segment] = []
     """Stored in samples.csv, not in result.json."""
     command_runs: list[CommandRun] = []
