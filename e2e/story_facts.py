@@ -25,6 +25,8 @@ from e2e.units import Bytes, Seconds
 from e2e.weighing import fed_of
 from e2e.wording import ABSENT, change, clean, count, duration, outcome_word, percent, ratio, size, small, span
 
+_PLAIN = ("float64", "float32", "float16", "bfloat16", "bool")
+"""Dtypes of what is stored as it is used; others pack it."""
 _SITES_SHOWN = 4
 _WRONG_SHOWN = 3
 _UNSEEN_SHOWN = 6
@@ -86,6 +88,9 @@ def _model(facts: ModelFacts | None) -> Facts:
         return
     dtypes = [name for name, _ in sorted(facts.dtypes.items(), key=lambda item: -item[1])]
     parts = [f"{facts.model_class}, {facts.parameters:,} parameters, {', '.join(dtypes)}"]
+    if facts.quantization is not None:
+        packed = [f"{number:,} in {name}" for name, number in facts.dtypes.items() if name not in _PLAIN]
+        parts.append(f"quantised by {facts.quantization}, packed elements: {', '.join(packed) or 'none'}")
     if facts.attention != facts.attention_asked:
         parts.append(f"attention {facts.attention}, and {facts.attention_asked} was asked for")
     elif facts.attention:

@@ -178,6 +178,8 @@ class ModelFacts(Record):
     parameters: int
     dtypes: dict[str, int]
     """Elements of what the model stores, by dtype; packed ones of a quantised checkpoint among them."""
+    quantization: str | None = None
+    """How its checkpoint packs weights, as it says itself; None: it does not."""
     attention_asked: str | None = None
     attention: str | None = None
     """The implementation that the model says it uses."""
