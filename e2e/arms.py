@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -301,6 +302,14 @@ class Arena:
     def execute(self, name: str, batch: tuple[Tensor, ...]) -> None:
         """A step and nothing else: no fingerprint, no wait."""
         self._execute(self._arms[name], batch)
+
+    @contextmanager
+    def stepping(self, name: str) -> Iterator[Callable[[Any], Any]]:
+        """Steps on batches that somebody else makes, on the device; in training the first is from the snapshot."""
+        arm = self._arms[name]
+        arm.begin()
+        yield partial(self._execute, arm)
+        arm.end()
 
     @contextmanager
     def with_ranges(self, name: str) -> Iterator[None]:

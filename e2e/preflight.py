@@ -14,13 +14,14 @@ from e2e import registry
 from e2e.arm_names import is_adopted
 from e2e.configuration import YAML_SUFFIXES, LoadedWorkload
 from e2e.errors import EnvironmentFault, UsageError
+from e2e.fetching import fetch
 from e2e.formats._names import SUFFIXES as KERNEL_SUFFIXES
 from e2e.model_files import is_needed, place_of
 from e2e.request import Repeat
 from e2e.schema.kernel import Kernel
 from e2e.schema.policy import FEWEST_WORKERS, MOST_WORKERS, Policy
 from e2e.schema.words import Outcome
-from e2e.schema.workload import SYNTHETIC, cells_of
+from e2e.schema.workload import SYNTHETIC, ModelSpec, cells_of
 from e2e.yaml_lines import printable
 
 REACH_S = 3.0
@@ -173,15 +174,16 @@ def check_model(workload: LoadedWorkload) -> None:
     if is_needed(spec) and not workload.workload.is_command:
         place = place_of(spec, root)
         if place.hub is not None:
-            _check_hub(place.hub, spec.revision or "main")
+            _reach_hub(place.hub, spec)
 
 
-def _check_hub(repository: str, revision: str) -> None:
+def _reach_hub(repository: str, spec: ModelSpec) -> None:
+    """The model's files are in the cache afterwards: no process that could hold a candidate has to ask for them."""
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
-        cached = try_to_load_from_cache(repository, "config.json", revision=revision)
+        cached = try_to_load_from_cache(repository, "config.json", revision=spec.revision or "main")
     except HFValidationError as error:
         raise UsageError(f"model.id: {repository!r} is neither a folder nor a hub id") from error
     if isinstance(cached, str) and Path(cached).is_file():
@@ -200,3 +202,4 @@ def _check_hub(repository: str, revision: str) -> None:
         raise EnvironmentFault(
             f"{repository} is not in the cache, and its hub cannot be reached ({error}); {remedy}"
         ) from error
+    fetch(repository, spec)

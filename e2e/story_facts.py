@@ -22,8 +22,11 @@ from e2e.schema.result import CellResult, Result
 from e2e.schema.verdict import MemoryVerdict, NumericsVerdict, Verdict
 from e2e.schema.words import Stage
 from e2e.units import Bytes, Seconds
+from e2e.weighing import fed_of
 from e2e.wording import ABSENT, change, clean, count, duration, outcome_word, percent, ratio, size, small, span
 
+_PLAIN = ("float64", "float32", "float16", "bfloat16", "bool")
+"""Dtypes of what is stored as it is used; others pack it."""
 _SITES_SHOWN = 4
 _WRONG_SHOWN = 3
 _UNSEEN_SHOWN = 6
@@ -62,6 +65,7 @@ def facts_of(result: Result, cell: CellResult, *, is_deciding: bool) -> tuple[tu
         *(_processes(evidence) if evidence.command_runs else _engagement(evidence.engagement)),
         *(_memory(verdict.memory) if evidence.stage_asked.rank >= Stage.SCREEN.rank else ()),
         *_generation(evidence),
+        *_fed(result, evidence),
         *_resolution(evidence, verdict, result.policy),
     ]
     if is_deciding:
@@ -84,6 +88,9 @@ def _model(facts: ModelFacts | None) -> Facts:
         return
     dtypes = [name for name, _ in sorted(facts.dtypes.items(), key=lambda item: -item[1])]
     parts = [f"{facts.model_class}, {facts.parameters:,} parameters, {', '.join(dtypes)}"]
+    if facts.quantization is not None:
+        packed = [f"{number:,} in {name}" for name, number in facts.dtypes.items() if name not in _PLAIN]
+        parts.append(f"quantised by {facts.quantization}, packed elements: {', '.join(packed) or 'none'}")
     if facts.attention != facts.attention_asked:
         parts.append(f"attention {facts.attention}, and {facts.attention_asked} was asked for")
     elif facts.attention:
@@ -242,6 +249,18 @@ def _engagement(seen: Engagement | None) -> Facts:
         )
     if len(left_out) > _SITES_SHOWN:
         yield "left out", f"and {count(len(left_out) - _SITES_SHOWN, 'more site')}"
+
+
+def _fed(result: Result, evidence: Evidence) -> Facts:
+    """The data pipeline's share, and what the kernel comes to behind it."""
+    fed = fed_of(evidence)
+    if fed is None or result.workload is None:
+        return
+    workers = count(result.workload.data.workers, "worker")
+    without, mine = duration(fed.baseline_s, digits=3), duration(fed.candidate_s, digits=3)
+    text = f"makes a batch in {duration(fed.made_s, digits=3)} with {workers}; a step that it feeds takes {without}, of"
+    text += f" which {percent(fed.waits)} is not the step; with the kernel {mine}: {ratio(fed.speedup)} end to end"
+    yield "pipeline", f"{text} (pilot, no interval), beside the verdict for prepared batches"
 
 
 def _processes(evidence: Evidence) -> Facts:

@@ -16,7 +16,7 @@ from e2e.schema.evidence import ArmRecord, Evidence, Segment
 from e2e.schema.policy import Opponent, Policy
 from e2e.schema.verdict import Against, Estimate
 from e2e.schema.words import Outcome, Role, Stage
-from e2e.units import Ratio
+from e2e.units import Ratio, Seconds
 
 _Workers = Mapping[int, Sequence[float]]
 """Block contrasts by worker."""
@@ -161,6 +161,38 @@ def opponent_arm(evidence: Evidence, opponent: Opponent) -> str | None:
 def find_arm(evidence: Evidence, name: str | None) -> ArmRecord | None:
     """The arm of that name, if it was tried."""
     return next((arm for arm in evidence.arms if arm.name == name), None)
+
+
+@dataclass(frozen=True)
+class FedSteps:
+    """What a step takes with its data pipeline beside it, and without."""
+
+    made_s: Seconds
+    """The pipeline alone, per batch."""
+    prepared_s: Seconds
+    """The strongest baseline's pilot step, from prepared batches."""
+    baseline_s: Seconds
+    candidate_s: Seconds
+
+    @property
+    def waits(self) -> Ratio:
+        """Share of the baseline's fed step that is not the step itself."""
+        return max(0.0, 1 - self.prepared_s / self.baseline_s)
+
+    @property
+    def speedup(self) -> Ratio:
+        """End to end; a pilot's, without an interval."""
+        return self.baseline_s / self.candidate_s
+
+
+def fed_of(evidence: Evidence) -> FedSteps | None:
+    """None where the workload does not include its data, or not all of it was measured."""
+    times = {item.arm: item.batch_s for item in evidence.fed}
+    prepared = find_arm(evidence, evidence.baseline)
+    made_s, baseline_s, candidate_s = map(times.get, (None, evidence.baseline, evidence.candidate))
+    if prepared is None or made_s is None or prepared.step_s is None or baseline_s is None or candidate_s is None:
+        return None
+    return FedSteps(made_s, prepared.step_s, baseline_s, candidate_s)
 
 
 def is_look(estimate: Estimate, policy: Policy) -> bool:

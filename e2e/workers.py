@@ -295,6 +295,7 @@ class Workers:
             "OPENBLAS_NUM_THREADS": "1",
             "OMP_NUM_THREADS": str(thread_count()),
             "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",  # nor one that a login left on disk: `fetching` has used it
             "KINETO_LOG_LEVEL": "99",
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",  # more would start a pool, hence threads, in the zygote

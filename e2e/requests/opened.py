@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from e2e.errors import UsageError
 from e2e.integrity.channel import Channel
 from e2e.integrity.isolation import limit_address_space
 
@@ -84,9 +85,11 @@ class Opened:
             _wake_cuda(device)
         loaded = Workload.model_validate(workload)
         task = registry.load_task(loaded.task, Path(root), task_sha256)
-        self.device, self.seed, self.include = device, seed, loaded.include
+        self.device, self.seed, self.include, self.data = device, seed, loaded.include, loaded.data
         self.exam_seed: int = exam["seed"]
         self.session = task.open(loaded, Cell.model_validate(cell), root=Path(root), device=device, seed=self.exam_seed)
+        if "data" in loaded.include and not hasattr(self.session, "made"):
+            raise UsageError(f"include: data: {loaded.task} makes no batches from raw data (a session's `made`)")
         self.session.prepare(self.exam_seed)
         self.dtype = self.session.cell.dtype
         self.globs = loaded.sites

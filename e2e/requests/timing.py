@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,13 @@ class Timing(Opened):
         from e2e.measure.memory import of_step
 
         return of_step(self.arena, arm, self.session.model, seed=self.seed, device=self.device)
+
+    def do_feed(self, *, arm: str | None, seeds: list[int], settle: int) -> dict[str, Any]:
+        """See feeding.batch_s."""
+        from e2e.measure.feeding import batch_s
+
+        with nullcontext() if arm is None else self.arena.stepping(arm) as step:
+            return {"batch_s": batch_s(self.session, self.data, step, seeds=seeds, settle=settle)}
 
     def do_generation(self, *, arm: str, seeds: list[int]) -> dict[str, Any]:
         """See Arena.generation_s."""

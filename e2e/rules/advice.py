@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from e2e import wording
 from e2e.schema.verdict import Reason
 from e2e.schema.words import ReasonCode
-from e2e.weighing import Case, apart
+from e2e.weighing import Case, apart, fed_of
 
+INPUT_RATIO = 0.1
+"""Share of a fed step that it waits for its batch, beyond which it is said to be bound by its input. Chosen."""
 BUSY_RATIO = 0.7
 """Device-busy share below which the device is said to wait for the host."""
 
@@ -29,6 +31,11 @@ def advice(case: Case) -> Iterator[Reason]:
         idle = wording.percent(1 - device.busy_ratio)
         message = f"the device is idle for {idle} of the best baseline's step"
         yield Reason(code=ReasonCode.HOST_BOUND, message=message)
+    if (fed := fed_of(evidence)) is not None and fed.waits > INPUT_RATIO:
+        made, alone = wording.duration(fed.made_s, digits=3), wording.duration(fed.prepared_s, digits=3)
+        message = f"the pipeline makes a batch in {made}, and a step from prepared batches, which the verdict is for, "
+        message += f"takes {alone}"
+        yield Reason(code=ReasonCode.INPUT_BOUND, message=message)
     if evidence.unseen:
         yield Reason(code=ReasonCode.CANNOT_SEE, message="; ".join(evidence.unseen))
     if evidence.random_weights:

@@ -144,6 +144,12 @@ class Generated(Answer):
     step_s: _Seconds | None
 
 
+class FedBatches(Answer):
+    """Batches made as they are needed."""
+
+    batch_s: Annotated[float, Field(gt=0, le=1e9)]
+
+
 class Traced(Answer):
     """A trace was written."""
 
@@ -198,6 +204,7 @@ ANSWERS: Mapping[str, type[Answer]] = {
     "digests": Digests,
     "isolated": Isolated,
     "generation": Generated,
+    "feed": FedBatches,
     "trace": Traced,
     "memory": Memory,
     "pause": Pause,

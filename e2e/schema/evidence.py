@@ -178,6 +178,8 @@ class ModelFacts(Record):
     parameters: int
     dtypes: dict[str, int]
     """Elements of what the model stores, by dtype; packed ones of a quantised checkpoint among them."""
+    quantization: str | None = None
+    """How its checkpoint packs weights, as it says itself; None: it does not."""
     attention_asked: str | None = None
     attention: str | None = None
     """The implementation that the model says it uses."""
@@ -247,6 +249,15 @@ class Envelope(Record):
     error_baseline: float
     """Of the baseline as it is, over those."""
     changes: list[LegalChange]
+
+
+class Fed(Record):
+    """Batches made from raw data, while they are needed; measured in the pilot, by that process's own clock."""
+
+    arm: str | None
+    """Which takes a step with each of them; None: they are only made."""
+    batch_s: Seconds
+    """Per batch, and step."""
 
 
 class ModelCheck(Record):
@@ -672,6 +683,8 @@ class Evidence(Record):
     """Of several kernels those after the first."""
     generations: list[Generation] = []
     """Of the strongest baseline and of the best candidate arm, where the step generates."""
+    fed: list[Fed] = []
+    """With `include: [data]`: the pipeline alone, then the strongest baseline and the best candidate fed by it."""
     segments: list[Segment] = []
     """Stored in samples.csv, not in result.json."""
     command_runs: list[CommandRun] = []

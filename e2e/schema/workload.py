@@ -68,6 +68,10 @@ class DataSpec(Record):
     """JSONL and Parquet: the field with the text, `text` by default. `.npz`: the array of images, `images`."""
     tokenizer: Literal["model", "bytes"] = "model"
     """`bytes`: token id = byte value (byte-level models, and random weights, which have no tokenizer)."""
+    workers: int = Field(0, ge=0, le=64)
+    """With `include: [data]`: processes that make batches, as a DataLoader's do; 0: the step's own process does."""
+    prefetch: int = Field(2, ge=1, le=64)
+    """Batches that each of them makes ahead."""
 
 
 class Cells(Record):
@@ -181,8 +185,9 @@ class Workload(Record):
     new_tokens: int = Field(16, ge=1)
     """Generate: tokens that a step writes per row."""
     train: TrainSpec = TrainSpec()
-    include: list[Literal["transfer"]] = Field(default_factory=list)
-    """Parts of the pipeline that count as the step; `transfer`: inputs start on the host, in pinned memory."""
+    include: list[Literal["transfer", "data"]] = Field(default_factory=list)
+    """Parts of the pipeline that count; `transfer`: in every timed step inputs start on the host, in pinned memory.
+    `data`: steps that make their batches from raw data are timed beside those of prepared batches, which decide."""
     command: CommandSpec = CommandSpec()
     """`task: command` only."""
     sites: list[str] = Field(default=["*"], min_length=1)
@@ -207,6 +212,14 @@ class Workload(Record):
             raise ValueError("`task: command` needs `command: {argv: [program, argument, ...]}`")
         if not self.is_command and self.command != CommandSpec():
             raise ValueError(f"`command` goes with `task: command`, not with {self.task}")
+        return self
+
+    @model_validator(mode="after")
+    def _has_data_to_include(self) -> Workload:
+        if "data" in self.include and self.is_command:
+            raise ValueError("include: data: the command has a pipeline of its own, which it may time or not")
+        if "data" in self.include and self.data.path == SYNTHETIC:
+            raise ValueError("include: data: there is no pipeline where inputs are drawn (data.path: synthetic)")
         return self
 
     @model_validator(mode="after")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -54,9 +55,10 @@ class Shape:
 class Images:
     """Images of one shape, from which batches are drawn."""
 
-    def __init__(self, pixels: Tensor, label: str) -> None:
-        """`pixels` (N, C, H, W), normalised."""
+    def __init__(self, pixels: Tensor, label: str, made: Sequence[Callable[[], Tensor]] = ()) -> None:
+        """`pixels` (N, C, H, W), normalised; `made`: each of them once more from where it came, (C, H, W)."""
         self._pixels = pixels
+        self._made = made
         self.label = label
         """Says what the images are, for the report."""
 
@@ -75,8 +77,22 @@ class Images:
         path = source.root / data.path
         raw = _array(path, data.field or ARRAY) if path.suffix == ".npz" else _folder(path, shape)
         mean, deviation = _statistics(source, shape.channels)
-        sized = [_fitted(image, shape) for image in raw]
-        return cls((torch.stack(sized) - mean) / deviation, f"{len(sized)} images of {data.path}")
+
+        def made(image: Callable[[], Tensor]) -> Tensor:
+            return (_fitted(image(), shape) - mean) / deviation
+
+        makers = [partial(made, image) for image in raw]
+        return cls(torch.stack([make() for make in makers]), f"{len(makers)} images of {data.path}", makers)
+
+    def made(self, count: int, seed: int) -> Tensor:
+        """`count` drawn images as a data pipeline makes them: read, decoded, resized and normalised now.
+
+        Shapes:
+            -> (count, C, H, W), float32, on the host.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        places = torch.randint(0, len(self._made), (count,), generator=generator)
+        return torch.stack([self._made[place]() for place in places.tolist()])
 
     def batch(self, count: int, seed: int) -> Tensor:
         """`count` drawn images, each at a drawn contrast: there are few, and no step may repeat another's values.
@@ -90,8 +106,8 @@ class Images:
         return self._pixels[places] * contrast
 
 
-def _array(path: Path, name: str) -> Sequence[Tensor]:
-    """(N, H, W) or (N, H, W, C): bytes, or numbers from 0 to 1."""
+def _array(path: Path, name: str) -> Sequence[Callable[[], Tensor]]:
+    """Every image of (N, H, W) or (N, H, W, C): bytes, or numbers from 0 to 1."""
     if not path.is_file():
         raise UsageError(f"data.path: no file {path}")
     try:
@@ -103,26 +119,27 @@ def _array(path: Path, name: str) -> Sequence[Tensor]:
         raise UsageError(f"data.path: {path} cannot be read: {error}") from error
     if found.ndim not in (3, 4) or not len(found):
         raise UsageError(f"data.path: {path}: {name} has the shape {found.shape}; images are (N, H, W) or (N, H, W, C)")
-    return [_channels_first(image) for image in found]
+    return [partial(_channels_first, image) for image in found]
 
 
-def _folder(path: Path, shape: Shape) -> Sequence[Tensor]:
+def _folder(path: Path, shape: Shape) -> Sequence[Callable[[], Tensor]]:
     files = sorted(item for item in path.rglob("*") if item.suffix.lower() in SUFFIXES) if path.is_dir() else []
     if not files:
         what = "no images in" if path.is_dir() else "no folder"
         raise UsageError(f"data.path: {what} {path}; images are {', '.join(SUFFIXES)} in a folder, or an .npz")
     if importlib.util.find_spec("PIL") is None:
         raise EnvironmentFault("reading image files needs the package pillow: pip install pillow")
+    return [partial(_opened, file, "L" if shape.channels == 1 else "RGB") for file in files[:MOST_FILES]]
+
+
+def _opened(file: Path, mode: str) -> Tensor:
     from PIL import Image, UnidentifiedImageError
 
-    images = []
-    for file in files[:MOST_FILES]:
-        try:
-            with Image.open(file) as image:
-                images.append(_channels_first(np.asarray(image.convert("L" if shape.channels == 1 else "RGB"))))
-        except (OSError, UnidentifiedImageError) as error:
-            raise UsageError(f"data.path: {file} cannot be read: {error}") from error
-    return images
+    try:
+        with Image.open(file) as image:
+            return _channels_first(np.asarray(image.convert(mode)))
+    except (OSError, UnidentifiedImageError) as error:
+        raise UsageError(f"data.path: {file} cannot be read: {error}") from error
 
 
 def _channels_first(image: np.ndarray) -> Tensor:

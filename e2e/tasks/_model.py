@@ -79,13 +79,18 @@ def load_model(spec: ModelSpec, kind: Any, *, root: Path, device: str, seed: int
     torch.manual_seed(seed)
     model, drawn = (None, ()) if spec.is_built_by_factory else _read(Source(spec, root), kind, device, seed)
     if spec.factory:
-        given = () if model is None else (model.to(device).eval(),)
+        given = () if model is None else (_on(device, model).eval(),)
         model = _factory(spec, root)(*given)
     if not isinstance(model, nn.Module):
         raise UsageError(f"model.factory: {spec.factory} gave {type(model).__name__}, which is no torch.nn.Module")
-    model = model.to(device).eval()
+    model = _on(device, model).eval()
     _check_dtype(model, getattr(torch, spec.dtype))
     return Loaded(model, drawn)
+
+
+def _on(device: str, model: nn.Module) -> nn.Module:
+    """There; packed weights already are, and some kinds of them refuse to be moved."""
+    return model if getattr(model, "is_quantized", False) else model.to(device)
 
 
 def _read(source: Source, kind: Any, device: str, seed: int) -> Loaded:
@@ -108,13 +113,26 @@ def _read(source: Source, kind: Any, device: str, seed: int) -> Loaded:
         _stir(model, seed)
         return Loaded(model, ())
     options |= {**source.options, "config": config, "output_loading_info": True}
+    if _quantization_of(config) is not None:
+        options["device_map"] = {"": device}
     try:
         model, found = kind.from_pretrained(source.name, **options)
     except (OSError, SafetensorError) as error:
         raise EnvironmentFault(f"the weights of {spec.id} cannot be read: {_first_line(error)}") from error
+    except ImportError as error:  # what packs its weights, or puts them on the device
+        raise EnvironmentFault(f"loading {spec.id} needs more than is installed: {_first_line(error)}") from error
     except (RuntimeError, ValueError) as error:  # sizes that do not fit the config, another kind of model
         raise UsageError(f"model.config does not fit the weights of {spec.id}: {_first_line(error)}") from error
     return Loaded(model, tuple(sorted(found["missing_keys"])))
+
+
+def _quantization_of(config: Any) -> str | None:
+    """How a checkpoint's weights are packed, as its config says: `gptq`, `bitsandbytes_4bit`."""
+    said = getattr(config, "quantization_config", None)
+    if said is None:
+        return None
+    method = said.get("quant_method") if isinstance(said, dict) else getattr(said, "quant_method", None)
+    return str(getattr(method, "value", method) or "unknown")
 
 
 def facts_of(loaded: Loaded, spec: ModelSpec, *, data: str, is_synthetic: bool) -> ModelFacts:
@@ -129,6 +147,7 @@ def facts_of(loaded: Loaded, spec: ModelSpec, *, data: str, is_synthetic: bool) 
         model_class=type(model).__name__,
         parameters=sum(p.numel() for p in model.parameters()),
         dtypes=dict(sorted(dtypes.items())),
+        quantization=_quantization_of(config),
         attention_asked=spec.attention,
         attention=getattr(config, "_attn_implementation", None),
         layers=getattr(text, "num_hidden_layers", None),

@@ -16,6 +16,8 @@ from e2e.schema.workload import SYNTHETIC, DataSpec
 from e2e.tasks._model import Source
 from e2e.tasks._texts import read_samples, read_text
 
+_CHARACTERS = 4
+"""Of text per token that a piece of it has: about what tokenizers make of English; a shorter row takes one more."""
 SYNTHETIC_TOKENS = 2**17
 """Ids that are drawn in the place of a text."""
 
@@ -63,7 +65,9 @@ class Coder:
 class Tokens:
     """A text as one long row of ids, from which batches of windows are drawn."""
 
-    def __init__(self, ids: np.ndarray, vocabulary: int, label: str) -> None:
+    def __init__(self, ids: np.ndarray, vocabulary: int, label: str, raw: tuple[Coder, str] | None = None) -> None:
+        """`raw`: what the ids were made from, and by what."""
+        self._raw = raw
         self._ids = ids
         self._vocabulary = vocabulary
         self.label = label
@@ -81,7 +85,27 @@ class Tokens:
             drawn = np.random.Generator(np.random.PCG64(0)).integers(0, vocabulary, SYNTHETIC_TOKENS)
             return cls(drawn, vocabulary, "drawn ids")
         coder = Coder(data, source, vocabulary=vocabulary)
-        return cls(coder.ids(read_text(data, source.root)), vocabulary, coder.label)
+        text = read_text(data, source.root)
+        return cls(coder.ids(text), vocabulary, coder.label, (coder, text))
+
+    def made(self, count: int, length: int, seed: int) -> Tensor:
+        """`windows` as a data pipeline makes them: pieces of text, tokenised now and packed to rows without padding.
+
+        Shapes:
+            -> (count, length), int64, on the host.
+        """
+        assert self._raw is not None, "drawn ids are made from nothing"
+        coder, text = self._raw
+        draw = np.random.Generator(np.random.PCG64(seed))
+        piece = min(len(text), _CHARACTERS * length)
+        rows = []
+        for _ in range(count):
+            ids = np.empty(0, dtype=np.int64)
+            while ids.size < length:
+                start = int(draw.integers(0, len(text) - piece + 1))
+                ids = np.concatenate([ids, coder.ids(text[start : start + piece])])
+            rows.append(ids[:length])
+        return torch.from_numpy(np.stack(rows))
 
     def singles(self, count: int, seed: int) -> Tensor:
         """One id per row, from a walk over the whole vocabulary: consecutive seeds repeat as late as possible.
@@ -115,7 +139,15 @@ class Tokens:
 class Rows:
     """Samples of their own lengths, as rows padded to one length, with masks."""
 
-    def __init__(self, samples: Sequence[np.ndarray], padding: int, label: str) -> None:
+    def __init__(
+        self,
+        samples: Sequence[np.ndarray],
+        padding: int,
+        label: str,
+        raw: tuple[Coder, Sequence[str]] | None = None,
+    ) -> None:
+        """`raw`: the texts that they were made from, and by what."""
+        self._raw = raw
         self._samples = samples
         self._padding = padding
         self._everything = np.concatenate(samples)
@@ -134,10 +166,30 @@ class Rows:
             sizes = draw.integers(max(1, length // 4), length + 1, size=1024)
             return cls([draw.integers(0, vocabulary, size) for size in sizes], 0, "drawn ids of drawn lengths")
         coder = Coder(data, source, vocabulary=vocabulary)
-        samples = [coder.ids(text)[:length] for text in read_samples(data, source.root)]
+        texts = read_samples(data, source.root)
+        samples = [coder.ids(text)[:length] for text in texts]
         share = float(np.mean([sample.size for sample in samples])) / length
         label = f"{coder.label}, {len(samples)} samples; {share:.0%} of a row is text, the rest padding"
-        return cls(samples, coder.padding, label)
+        return cls(samples, coder.padding, label, (coder, texts))
+
+    def made(self, count: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Drawn samples as a data pipeline makes them: tokenised now, cut, padded and masked.
+
+        Shapes:
+            -> ids (count, length), int64; mask (count, length), int64, 1 on what is no padding; on the host.
+        """
+        assert self._raw is not None, "drawn ids are made from nothing"
+        coder, texts = self._raw
+        draw = np.random.Generator(np.random.PCG64(seed))
+        chosen = [coder.ids(texts[place])[:length] for place in draw.integers(0, len(texts), size=count)]
+        return self._padded(chosen, length)
+
+    def _padded(self, chosen: Sequence[np.ndarray], length: int) -> tuple[Tensor, Tensor]:
+        ids = np.full((len(chosen), length), self._padding, dtype=np.int64)
+        mask = np.zeros((len(chosen), length), dtype=np.int64)
+        for row, sample in enumerate(chosen):
+            ids[row, : sample.size], mask[row, : sample.size] = sample, 1
+        return torch.from_numpy(ids), torch.from_numpy(mask)
 
     def batch(self, count: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
         """`count` drawn samples, and where they are.
@@ -146,12 +198,10 @@ class Rows:
             -> ids (count, length), int64; mask (count, length), int64, 1 on what is no padding; on the host.
         """
         draw = np.random.Generator(np.random.PCG64(seed))
-        ids = np.full((count, length), self._padding, dtype=np.int64)
-        mask = np.zeros((count, length), dtype=np.int64)
-        for row, place in enumerate(draw.integers(0, len(self._samples), size=count)):
-            sample = self._samples[place]
-            ids[row, : sample.size], mask[row, : sample.size] = sample, 1
+        chosen = [self._samples[place] for place in draw.integers(0, len(self._samples), size=count)]
+        ids, mask = self._padded(chosen, length)
+        for row, sample in enumerate(chosen):
             # There are few samples: one drawn id inside keeps every step's values new.
-            inside = draw.integers(min(1, sample.size - 1), sample.size)
-            ids[row, inside] = draw.choice(self._everything)
-        return torch.from_numpy(ids), torch.from_numpy(mask)
+            inside = int(draw.integers(min(1, sample.size - 1), sample.size))
+            ids[row, inside] = int(draw.choice(self._everything))
+        return ids, mask

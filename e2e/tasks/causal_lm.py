@@ -75,6 +75,21 @@ class Session:
         ids = self.tokens.windows(parts * self.cell.batch, self.cell.sequence, seed).to(self.device)
         return tuple(ids.split(self.cell.batch))
 
+    def made(self, seed: int) -> Batch:
+        """A batch like those of `batch`, from raw text, on the host.
+
+        Raises:
+            UsageError: a decoding step takes none.
+        """
+        if self.cell.step == "decode":
+            raise UsageError("include: data: a decoding step takes one token, and no pipeline makes it")
+        length = self.cell.sequence
+        if self.cell.step == "generate":
+            ids = self.tokens.made(self.cell.batch, length + self.cell.new_tokens - 1, seed)
+            return (ids[:, :length].clone(), ids[:, length:].clone())
+        parts = self.train.gradient_accumulation if self.train is not None else 1
+        return tuple(self.tokens.made(parts * self.cell.batch, length, seed).split(self.cell.batch))
+
     def step_inputs(self, seed: int) -> Batch:
         """Every id that the step of that batch depends on, for a reference without a cache.
 

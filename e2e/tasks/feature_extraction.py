@@ -36,6 +36,10 @@ class Session(ForwardSession):
         """See `Rows.batch`."""
         return self._rows.batch(rows, self.cell.sequence, seed)
 
+    def made(self, seed: int) -> Batch:
+        """See `Rows.made`."""
+        return self._rows.made(self.cell.batch, self.cell.sequence, seed)
+
     def count(self, *inputs: Tensor) -> int:
         """Tokens that are no padding."""
         return int(inputs[1].sum())

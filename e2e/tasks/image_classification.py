@@ -37,6 +37,10 @@ class Session(ForwardSession):
         """See `Images.batch`."""
         return (self._images.batch(rows, seed),)
 
+    def made(self, seed: int) -> Batch:
+        """See `Images.made`."""
+        return (self._images.made(self.cell.batch, seed),)
+
     def program(self, model: nn.Module) -> nn.Module:
         """The step of one arm."""
         return Classes(model)

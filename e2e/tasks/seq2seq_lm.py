@@ -32,7 +32,14 @@ class Session(ForwardSession):
 
     def drawn(self, rows: int, seed: int) -> Batch:
         """Sources and targets are samples of one text; a target begins as generation does."""
-        both, masks = self._rows.batch(2 * rows, self.cell.sequence, seed)
+        return self._parted(*self._rows.batch(2 * rows, self.cell.sequence, seed))
+
+    def made(self, seed: int) -> Batch:
+        """The same as `drawn`, see `Rows.made`."""
+        return self._parted(*self._rows.made(2 * self.cell.batch, self.cell.sequence, seed))
+
+    def _parted(self, both: Tensor, masks: Tensor) -> Batch:
+        rows = both.shape[0] // 2
         targets = both[rows:].roll(1, 1)
         targets[:, 0] = self.model.config.decoder_start_token_id
         return both[:rows], masks[:rows], targets, masks[rows:]

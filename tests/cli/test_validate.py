@@ -138,8 +138,13 @@ def test_a_padded_batch_is_timed_and_audited_to_a_verdict(validate: Callable[...
         "import torch\n\n\ndef layer_norm(x, weight, bias, eps):\n"
         "    return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)\n"
     )
-    ended = validate(kernel, workload=write_workloads(tmp_path)["feature-extraction"], until="verdict")
+    fed = ("--set", "include=[data]", "--set", "data.workers=1")
+    ended = validate(kernel, *fed, workload=write_workloads(tmp_path)["feature-extraction"], until="verdict")
     assert ended.result.stage is Stage.VERDICT
+    assert [None, "baseline", "candidate"] == [
+        item.arm and item.arm.partition(":")[0] for item in ended.result.cells[0].evidence.fed
+    ]
+    assert "end to end" in " ".join(ended.out.split())
     assert ended.result.outcome in (Outcome.REFUTED, Outcome.INCONCLUSIVE), ended.reasons
     evidence = ended.result.cells[0].evidence
     assert evidence.audit is not None and not evidence.faults

@@ -232,6 +232,27 @@ def test_rows_of_tokens_have_a_stated_length_and_images_need_none(files: Files, 
         made(files[name], name, "cells={batch: [3]}")
 
 
+@every_step
+def test_batches_made_from_raw_data_are_like_the_prepared_ones_and_no_two_alike(
+    files: Files, name: str, step: str
+) -> None:
+    session = opened(files[name], name, step)
+    if not hasattr(session, "made"):
+        assert name == "speech-seq2seq"
+        return
+    if step == "decode":
+        with pytest.raises(UsageError, match="a decoding step takes one token"):
+            session.made(1)
+        return
+    made, prepared = session.made(1), session.batch(1)
+    assert [tensor.shape for tensor in made] == [tensor.shape for tensor in prepared]
+    assert [tensor.is_floating_point() for tensor in made] == [tensor.is_floating_point() for tensor in prepared]
+    assert same(made, session.made(1)) and not same(made, session.made(2))
+    if name in ("feature-extraction", "seq2seq-lm"):
+        ids, mask = made[0], made[1]
+        assert 0 < int(mask.sum()) <= mask.numel() and bool((ids[mask == 0] == 0).all())
+
+
 def test_a_text_shorter_than_a_row_is_the_callers_mistake(files: Files) -> None:
     session = made(files["causal-lm"], "causal-lm", "step=prefill", "cells.sequence=[1000000]")
     with pytest.raises(UsageError, match=r"20000 tokens, but a row needs 1000000"):

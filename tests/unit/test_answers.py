@@ -26,6 +26,7 @@ HONEST: dict[str, dict[str, Any]] = {
     "digests": {"digests": []},
     "isolated": {"seconds": {"eager": 1e-5, "candidate": 5e-6}, "plumbing_s": -1e-9},
     "generation": {"first_token_s": 0.01, "step_s": 0.2},
+    "feed": {"batch_s": 0.01},
     "trace": {"steps": 3},
     "memory": {"steps": 8, "first_step_s": 0.1, "growth_bytes": -4096, "host_high_water_bytes": 2**30},
     "pause": {"pause_s": 0.001},

@@ -12,7 +12,7 @@ from e2e.errors import NoRoom
 from e2e.processes import WorkerFault
 from e2e.schema.evidence import Fault
 from e2e.schema.words import ReasonCode, Stage
-from e2e.stages.screen import _collected
+from e2e.stages.screen import collected
 from e2e.workers import CandidateFault
 from tests.fakes import CANDIDATE, EAGER, policy
 
@@ -59,10 +59,10 @@ def course(*full: str, names: list[str]) -> Any:
 def test_a_kernel_is_not_blamed_for_memory_that_the_model_lacks_without_it() -> None:
     names = [EAGER, CANDIDATE]
     with pytest.raises(NoRoom, match="as shipped and with the kernel"):
-        _collected(course(EAGER, CANDIDATE, names=names), {}, names)
+        collected(course(EAGER, CANDIDATE, names=names), {}, names)
 
 
 def test_a_kernel_is_blamed_for_memory_that_only_it_lacks() -> None:
     names = [EAGER, CANDIDATE]
     with pytest.raises(CandidateFault, match="out of memory in candidate"):
-        _collected(course(CANDIDATE, names=names), {}, names)
+        collected(course(CANDIDATE, names=names), {}, names)

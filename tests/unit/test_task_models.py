@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from e2e.errors import EnvironmentFault, UsageError
 from e2e.schema.workload import ModelSpec
+from e2e.story_facts import _model
 from e2e.tasks import _gguf
 from e2e.tasks._gguf import converted
 from e2e.tasks._model import Loaded, facts_of, load_model
@@ -206,3 +207,45 @@ def test_what_is_no_gguf_is_said_to_be_none_and_leaves_nothing(tmp_path: Path, e
     with pytest.raises(EnvironmentFault, match=r"broken\.gguf cannot be converted"):
         converted(file)
     assert [path for path in (e2e_cache / "models").glob("broken*") if path.suffix != ".lock"] == []
+
+
+class Packed(nn.Module):
+    """A model whose checkpoint packs its weights, and that refuses to be moved."""
+
+    is_quantized = True
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+        self.register_buffer("qweight", torch.zeros(4, 8, dtype=torch.int32))
+        self.norm = nn.LayerNorm(8)
+
+    def to(self, *_: Any, **__: Any) -> nn.Module:
+        raise ValueError("`.to` is not supported for packed models")
+
+
+class PackedAuto:
+    """Loads one, where what unpacks it is installed."""
+
+    is_installed = True
+
+    def from_pretrained(self, name: str, *, config: Any, device_map: Any, **_: Any) -> Any:
+        assert {"": "cpu"} == device_map
+        if not self.is_installed:
+            raise ImportError("Loading a GPTQ quantized model requires gptqmodel\nand more")
+        return Packed(config), {"missing_keys": []}
+
+
+def test_a_quantised_checkpoint_stays_where_it_was_loaded_and_says_what_is_packed(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 4}}
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "packed" / "config.json").write_text(json.dumps(config))
+    packed, auto = ModelSpec(id="packed", dtype="float32"), PackedAuto()
+    loaded = load_model(packed, auto, root=tmp_path, device="cpu", seed=0)
+    facts = facts_of(loaded, packed, data="text", is_synthetic=False)
+    assert ("gptq", {"float32": 16, "int32": 32}) == (facts.quantization, facts.dtypes)
+    ((_, text), _) = _model(facts)
+    assert "quantised by gptq, packed elements: 32 in int32" in text
+    auto.is_installed = False
+    with pytest.raises(EnvironmentFault, match=r"needs more than is installed: Loading a GPTQ .* gptqmodel$"):
+        load_model(packed, auto, root=tmp_path, device="cpu", seed=0)

@@ -1,0 +1,91 @@
+"""Steps fed by a data pipeline, with a pipeline and a step that need no model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from e2e.configuration import load_workload
+from e2e.errors import UsageError
+from e2e.judge import judge
+from e2e.measure.feeding import batch_s
+from e2e.schema.evidence import Evidence, Fed
+from e2e.schema.words import ReasonCode
+from e2e.schema.workload import Cell, DataSpec
+from e2e.story_facts import _fed
+from e2e.weighing import fed_of
+from tests import results
+from tests.fakes import CANDIDATE, EAGER, STEP_S, arms, evidence, policy, timed
+
+
+class Pipeline:
+    """Makes batches that say who made them."""
+
+    device = "cpu"
+    cell = Cell(batch=1, sequence=1, dtype="bfloat16", step="forward")
+
+    def made(self, seed: int) -> tuple[torch.Tensor, ...]:
+        return torch.tensor([seed]), torch.tensor([0.5]), torch.tensor([os.getpid()])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_steps_get_every_batch_once_in_order_from_as_many_processes_as_asked(workers: int) -> None:
+    taken: list[Any] = []
+    seconds = batch_s(Pipeline(), DataSpec(path="x", workers=workers), taken.append, seeds=range(9), settle=3)
+    assert seconds > 0
+    assert list(range(9)) == [int(batch[0]) for batch in taken]
+    makers = {int(batch[2]) for batch in taken}
+    assert {os.getpid()} == makers if workers == 0 else len(makers) == workers and os.getpid() not in makers
+    assert [torch.int64, torch.bfloat16] == [tensor.dtype for tensor in taken[0][:2]]  # numbers in the cell's dtype
+
+
+def test_a_pipeline_is_timed_without_a_step_too() -> None:
+    assert batch_s(Pipeline(), DataSpec(path="x"), None, seeds=range(4), settle=1) > 0
+    with pytest.raises(ValueError, match="no batch is left"):
+        batch_s(Pipeline(), DataSpec(path="x"), None, seeds=range(4), settle=4)
+
+
+def fed(*, made: float, without: float, mine: float) -> Evidence:
+    found = [Fed(arm=None, batch_s=made), Fed(arm=EAGER, batch_s=without), Fed(arm=CANDIDATE, batch_s=mine)]
+    return evidence(timed(1.05), arms=arms(), baseline=EAGER, candidate=CANDIDATE, fed=found)
+
+
+def test_a_step_that_waits_for_its_data_is_named_and_the_verdict_stays_that_of_prepared_batches() -> None:
+    slow = fed(made=2 * STEP_S, without=2 * STEP_S, mine=2 * STEP_S)
+    reasons = [reason.code for reason in judge(slow, policy()).reasons]
+    assert ReasonCode.INPUT_BOUND in reasons
+    assert judge(slow, policy()).outcome == judge(fed(made=1e-4, without=STEP_S, mine=STEP_S), policy()).outcome
+    found = fed_of(slow)
+    assert found is not None
+    assert (0.5, 1.0) == (found.waits, found.speedup)
+    ((label, text),) = _fed(results.result([]), slow)
+    assert "pipeline" == label and "50 % is not the step" in text and "1.00x end to end" in text
+
+
+def test_a_pipeline_that_keeps_up_binds_nothing() -> None:
+    quick = fed(made=1e-4, without=1.01 * STEP_S, mine=STEP_S)
+    assert ReasonCode.INPUT_BOUND not in [reason.code for reason in judge(quick, policy()).reasons]
+
+
+def test_what_was_not_measured_says_nothing() -> None:
+    assert fed_of(evidence(timed(1.05))) is None
+    assert [] == list(_fed(results.result([]), evidence(timed(1.05))))
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ("task: causal-lm, data: {path: synthetic}", "no pipeline where inputs are drawn"),
+        ("task: command, command: {argv: [x]}", "a pipeline of its own"),
+    ],
+)
+def test_a_pipeline_that_is_none_cannot_be_included(tmp_path: Path, task: str, words: str) -> None:
+    file = tmp_path / "w.yaml"
+    rest = "step: prefill, model: {id: x, dtype: float32}, cells: {batch: [1], sequence: [8]}, include: [data]"
+    file.write_text(f"{{name: w, {task}, {rest}}}")
+    with pytest.raises(UsageError, match=words):
+        load_workload(str(file))
