@@ -242,7 +242,7 @@ class Session(Protocol):
     time.
 
     Two members are optional. `conditions(seed)` gives named calls unlike the step's own (padding, a cache, late
-    positions), every tensor with the rows first. `answers_under(model, *inputs)` answers one of them, (B, S, width), with
+    positions), every tensor with the rows first; `answers_under(model, *inputs)` gives (B, S, width) for one of them,
     zeros where nothing is compared.
     """
 
