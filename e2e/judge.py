@@ -21,6 +21,7 @@ _Rule = Callable[[Case], Iterator[Reason]]
 RULES: tuple[_Rule, ...] = (
     correctness.op_is_wrong,
     correctness.model_is_wrong,
+    correctness.model_is_wrong_under_conditions,
     lossy.budget_is_exceeded,
     correctness.training_is_wrong,
     correctness.replay_differs,

@@ -240,6 +240,10 @@ class Session(Protocol):
     Right and wrong are decided row by row, so the model must treat every row of a batch by itself: the reference, one
     precision higher, computes `answers` (for the model check) and `step_answers` (for an arm's step) of one row at a
     time.
+
+    Two members are optional. `conditions(seed)` gives named calls unlike the step's own (padding, a cache, late
+    positions), every tensor with the rows first; `answers_under(model, *inputs)` gives (B, S, width) for one of them,
+    zeros where nothing is compared.
     """
 
     cell: Cell

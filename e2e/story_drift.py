@@ -40,6 +40,9 @@ def _lines(evidence: Evidence, check: ModelCheck) -> Iterator[str]:
         yield f"log-likelihood of the true tokens: it loses {check.nll_lower:+.1e} to {check.nll_upper:+.1e} nats each"
     if check.envelope is not None:
         yield f"changes of PyTorch over {count(check.envelope.answers, check.answer.per)}; within them nothing is drift"
+    for found in check.conditions:
+        errors = f"error {small(found.error_candidate)}, PyTorch's {small(found.error_baseline)}"
+        yield f"{found.name}: {errors if found.status != 'declined' else 'the kernel refuses these calls'}"
     spread = op_spread(evidence.op_checks)
     if spread is not None:
         yield f"two calls of the op on the same input: {_apart(spread)}"

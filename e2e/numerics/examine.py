@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -19,6 +19,7 @@ from e2e.measure.audit import FAR
 from e2e.measure.fingerprint import checksum
 from e2e.numerics.captures import Captured, described, read_outputs, save_calls, select, storages_of, twins
 from e2e.numerics.compare import MODE_RATIO, distance_of, error_of, floor_of
+from e2e.numerics.conditions import conditions_of, judged, name_of
 from e2e.numerics.conformance import LOUD, Outputs, Watch
 from e2e.numerics.depth import Look, errors
 from e2e.numerics.envelope import RESPLIT, SHARE, changes, measured, split_words, summed
@@ -77,6 +78,8 @@ class Examiner(OpExaminer):
         self._forms: list[Any] = []
         """Form of every call of a step at those sites."""
         self._logits: tuple[Tensor, Tensor] | None = None
+        self._conditions: list[tuple[str, Tensor, Tensor]] = []
+        """Name, the reference's answers and the baseline's."""
         self._look = Look()
         self._envelope: dict[str, Any] | None = None
         self._split: float | None = None
@@ -219,9 +222,21 @@ class Examiner(OpExaminer):
         self._states = {side: _under(side, found) for side in (REFERENCE, BASELINE)}
         self._states[REFERENCE] = self._look.without_padding(self._states[REFERENCE], reference)
         self._envelope, self._split = self._legal(calls, reference, baseline, kept)
+        self._conditions = list(self._under_conditions(seed, kept))
         self._logits, self._labels = (_flat(reference), _flat(baseline)), labels_of(session, calls)
         self._count = sum(session.count(*inputs) for inputs in calls)
         return {"tokens": self._count, "reference": str(reference.dtype).removeprefix("torch.")}
+
+    def _under_conditions(self, seed: int, kept: Kept) -> Iterator[tuple[str, Tensor, Tensor]]:
+        session: Any = self._session
+        for place, (name, inputs) in enumerate(conditions_of(session, seed)):
+            answers = session.answers_under
+            question = Question(inputs, partial(answers, session.model, *inputs), answers)
+            try:
+                found = self._answers(name_of(place), [question], kept, Look())
+            except LOUD:  # what PyTorch's own model refuses, nobody asks of a kernel
+                continue
+            yield name, found[REFERENCE], found[BASELINE]
 
     def _legal(
         self, calls: list[Batch], reference: Tensor, baseline: Tensor, kept: Kept
@@ -312,6 +327,10 @@ class Examiner(OpExaminer):
             "kl_candidate": found.kl,
             "kl_tail_candidate": found.kl_tail,
             "top1_candidate": found.top1,
+            "conditions": [
+                judged(name, told.get(name_of(place)), own, exact, ratio=ratio)
+                for place, (name, exact, own) in enumerate(self._conditions if not is_lossy else ())
+            ],
             "split_candidate": self._split_of(told, value, reference),
             "nll_difference": lost.difference if lost else None,
             "nll_lower": lost.lower if lost else None,

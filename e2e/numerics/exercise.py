@@ -21,6 +21,7 @@ from e2e.binding import NO_BACKWARD
 from e2e.errors import CandidateError
 from e2e.numerics.captures import ALIGNMENT, clone_call, form_of, load_calls, output_name
 from e2e.numerics.compare import error_of, layout_of
+from e2e.numerics.conditions import conditions_of, name_of
 from e2e.numerics.conformance import LOUD
 from e2e.numerics.constraints import declined_by
 from e2e.numerics.depth import Look
@@ -320,7 +321,7 @@ def guarded(op: Op, site: Site, kernel: Callable[..., Any], constraints: Sequenc
 
 
 def model_logits(
-    session: Session, kernels: Sequence[Standing], *, calls: Sequence[Batch], path: Path
+    session: Session, kernels: Sequence[Standing], *, calls: Sequence[Batch], path: Path, seed: int = 0
 ) -> dict[str, int]:
     """The exam's answers with the kernels at their sites, saved for the clean side to judge; their calls by site.
 
@@ -342,9 +343,19 @@ def model_logits(
     calls_by_site = dict(counter.calls)
     with contextlib.suppress(*LOUD):  # another number of rows: refusing it aloud is not being wrong about it
         found[RESPLIT] = resplit_first(session, model, calls[0]).flatten(0, -2)
+    found |= _under_conditions(session, model, seed)
     found["logits"] = found["logits"].flatten(0, -2)
     save_file({name: tensor.contiguous() for name, tensor in found.items()}, path)
     return calls_by_site
+
+
+def _under_conditions(session: Any, model: nn.Module, seed: int) -> dict[str, Tensor]:
+    """The answers that the kernels give under conditions, less what they refuse aloud."""
+    found = {}
+    for place, (_, inputs) in enumerate(conditions_of(session, seed)):
+        with contextlib.suppress(*LOUD):
+            found[name_of(place)] = session.answers_under(model, *inputs)
+    return found
 
 
 def _reached_by_autograd(model: nn.Module) -> set[str]:

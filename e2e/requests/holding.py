@@ -105,7 +105,7 @@ class Holding(Opened):
         from e2e.numerics.exercise import model_logits
 
         calls = self.session.exam(tokens, self.exam_seed)
-        return {"calls": model_logits(self.session, self._standing, calls=calls, path=Path(path))}
+        return {"calls": model_logits(self.session, self._standing, calls=calls, path=Path(path), seed=self.exam_seed)}
 
     def do_gradients(self, *, path: str, candidate: bool) -> dict[str, Any]:
         """See exercise.gradients."""

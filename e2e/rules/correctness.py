@@ -54,6 +54,20 @@ def model_is_wrong(case: Case) -> Iterator[Reason]:
         yield Reason(code=accusation(check.code) or ReasonCode.MODEL_ERROR_EXCEEDED, message=message)
 
 
+def model_is_wrong_under_conditions(case: Case) -> Iterator[Reason]:
+    """The same where the step's own calls do not go."""
+    check = case.evidence.model_check
+    for found in check.conditions if check is not None else ():
+        if found.status != "wrong":
+            continue
+        place = f"row {found.first[0]}, token {found.first[1]}" if found.first and len(found.first) > 1 else None
+        message = f"{found.name}, over {wording.count(found.tokens, 'token')}: "
+        message += error_words(found.error_candidate, found.allowed) + (f", first at {place}" if place else "")
+        message += culprits(case.evidence)
+        code = accusation(found.code) or ReasonCode.MODEL_ERROR_EXCEEDED
+        yield Reason(code=code, message=message, where=Where(position=place))
+
+
 def training_is_wrong(case: Case) -> Iterator[Reason]:
     """A parameter lost its gradient, or has a wrong one."""
     check = case.evidence.training
@@ -195,7 +209,7 @@ def numerics_of(case: Case) -> NumericsVerdict:
     )
 
 
-_WRONG = (op_is_wrong, model_is_wrong, lossy.budget_is_exceeded, training_is_wrong)
+_WRONG = (op_is_wrong, model_is_wrong, model_is_wrong_under_conditions, lossy.budget_is_exceeded, training_is_wrong)
 
 
 def _typical(evidence: Evidence, *statuses: str) -> list[OpCheck]:

@@ -260,6 +260,21 @@ class Fed(Record):
     """Per batch, and step."""
 
 
+class ConditionCheck(Record):
+    """The model's outputs on calls unlike the step's own, against one precision higher."""
+
+    name: str
+    tokens: int
+    error_candidate: float | None = None
+    error_baseline: float
+    allowed: float
+    status: Literal["passed", "wrong", "declined"]
+    """Declined: the kernel refused these calls aloud."""
+    code: ReasonCode | None = None
+    first: list[int] | None = None
+    """Row and place of the first answer that is wrong."""
+
+
 class ModelCheck(Record):
     """The model's outputs with the kernel, against one precision higher."""
 
@@ -289,6 +304,8 @@ class ModelCheck(Record):
     """Upper 97.5 % bound of it."""
     depth: list[LayerError] = []
     """Layer by layer, in the order in which they run; empty where the model has no row of like layers."""
+    conditions: list[ConditionCheck] = []
+    """Empty where the task knows of none, or PyTorch itself refuses them."""
     envelope: Envelope | None = None
     """None in runs that did not measure it."""
     split_candidate: float | None = None

@@ -21,6 +21,8 @@ from e2e.trainer import UPDATE, Update
 
 Batch = tuple[Tensor, ...]
 Outputs = tuple[Tensor, ...]
+_CONDITION, _ONE_BY_ONE = 48, 4
+"""Tokens of a row under conditions, and how many of them come one by one."""
 _ROOM = 8
 """Tokens that a static cache has room for beyond the context."""
 
@@ -174,6 +176,43 @@ class Session:
         with torch.no_grad():
             output: Tensor = model(input_ids=inputs[0], use_cache=False).logits
         return output
+
+    def conditions(self, seed: int) -> list[tuple[str, Batch]]:
+        """One short call in which no position is an early one, one row of two begins with padding, and the last tokens
+        come one by one, over a cache; none where the model is told neither places nor padding.
+
+        Shapes:
+            ids, mask (1 on what is no padding), positions: (2, S) each.
+        """
+        accepted, length = inspect.signature(self.model.forward).parameters, min(_CONDITION, self.cell.sequence)
+        if not {"position_ids", "attention_mask", self._cache_name} <= set(accepted) or length <= 2 * _ONE_BY_ONE:
+            return []
+        most = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        first = max(0, most - length) if isinstance(most, int) else 0
+        ids = self.tokens.windows(2, length, seed).to(self.device)
+        mask = torch.ones_like(ids)
+        mask[1, : length // 3] = 0
+        places = (mask.cumsum(1) - 1).clamp_min(0) + first
+        return [(f"positions from {first}, left padding, a cache", (ids, mask, places))]
+
+    def answers_under(self, model: nn.Module, ids: Tensor, mask: Tensor, places: Tensor) -> Tensor:
+        """Teacher-forced logits, zeros at padding.
+
+        Shapes:
+            (B, S) each -> (B, S, V).
+        """
+        cache, logits, ends = (
+            DynamicCache(config=self.model.config),
+            [],
+            range(ids.shape[1] - _ONE_BY_ONE, ids.shape[1]),
+        )
+        with torch.no_grad():
+            for start, end in zip((0, *ends), (*ends, ids.shape[1]), strict=True):
+                given = {"position_ids": places[:, start:end], self._cache_name: cache, "use_cache": True}
+                output = model(input_ids=ids[:, start:end], attention_mask=mask[:, :end], **given)
+                logits.append(output.logits)
+        found: Tensor = torch.cat(logits, dim=1).masked_fill(mask[..., None] == 0, 0.0)
+        return found
 
     def count(self, *inputs: Tensor) -> int:
         """Every token is compared."""

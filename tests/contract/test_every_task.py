@@ -215,6 +215,20 @@ def test_a_training_step_has_a_loss_that_reaches_every_parameter(files: Files, n
 
 
 @every_inference
+def test_conditions_follow_the_seed_and_are_answered_row_by_row(name: str, step: str, files: Files) -> None:
+    session = opened(files[name], name, step)
+    known = getattr(session, "conditions", None)
+    first, again, other = (known(seed) if known is not None else [] for seed in (1, 1, 2))
+    assert [label for label, _ in first] == [label for label, _ in other]
+    for (_, inputs), (_, same), (_, others) in zip(first, again, other, strict=True):
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(inputs, same, strict=True))
+        assert any(not torch.equal(mine, theirs) for mine, theirs in zip(inputs, others, strict=True))
+        rows = [tuple(tensor[row : row + 1] for tensor in inputs) for row in range(len(inputs[0]))]
+        alone = torch.cat([session.answers_under(session.model, *row) for row in rows])
+        torch.testing.assert_close(session.answers_under(session.model, *inputs), alone, rtol=1e-3, atol=1e-3)
+
+
+@every_inference
 def test_drawn_inputs_are_said_to_be_drawn(files: Files, name: str, step: str) -> None:
     session = made(files[name], name, f"step={step}", "data.path=synthetic")
     session.prepare(3)
