@@ -22,6 +22,7 @@ from e2e.story_details import (
     mutants_section,
     numerics_section,
     reproduce_section,
+    roofline_section,
     settings_sections,
     sites_section,
     win_section,
@@ -263,7 +264,7 @@ def _sections(result: Result, deciding: CellResult | None, *, is_full: bool) -> 
         speed, evidence = first_sections(result, cell, prefix, is_deciding=cell is deciding)
         own = [speed]
         if is_full:
-            own += [win_section(result, cell, prefix)]
+            own += [win_section(result, cell, prefix), roofline_section(cell.evidence, prefix)]
             own += [attribution_section(cell, row, prefix) for row in cell.verdict.latency.against]
             own += block_sections(cell, result.policy, prefix)
         own += [evidence]

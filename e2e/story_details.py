@@ -6,18 +6,18 @@ import math
 import shlex
 from collections.abc import Iterator, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 from e2e import stats
 from e2e.attribution import attribution
-from e2e.figures import Chart, Ink, Line, Mark, Strip, error_axis, level_axis, ratio_axis
+from e2e.figures import Chart, Ink, Line, Mark, Strip, amount_axis, error_axis, level_axis, ratio_axis
 from e2e.reproduction import NAME, script
 from e2e.schema.evidence import Engagement, Evidence, OpCheck, Segment
 from e2e.schema.policy import Policy
 from e2e.schema.result import CellResult, Result
 from e2e.schema.verdict import Against
 from e2e.story_sections import Section, Table
-from e2e.wording import ABSENT, arm, clean, count, duration, percent, ratio, small
+from e2e.wording import ABSENT, arm, clean, count, duration, percent, ratio, size, small
 
 _BLOCKS_SHOWN = 200
 _INPUTS_UNFOLDED = 16
@@ -54,6 +54,35 @@ def win_section(result: Result, cell: CellResult, prefix: str) -> Section:
     rows = tuple((what, ratio(value), clean(versus, _LABEL)) for what, versus, value in found)
     table = Table(("speed-up of", "ratio", "against"), rows, Strip("from the op alone to the step", axis, marks))
     return Section(f"{prefix}From the op alone to the step", table)
+
+
+def roofline_section(evidence: Evidence, prefix: str) -> Section:
+    """How near each way to compute the op comes to what this device can do at most."""
+    rows, marks, lines = [], [], []
+    for alone in (evidence.isolated, *evidence.isolated_others):
+        limit = alone.roofline if alone is not None else None
+        if alone is None or limit is None or limit.least_s <= 0:
+            continue
+        whose = f", {clean(alone.kernel, 40)}" if alone.kernel is not None else ""
+        ways = [("the model's own module", alone.eager_s, "pytorch"), ("the kernel", alone.candidate_s, "kernel")]
+        if alone.alternative is not None and alone.alternative_s is not None:
+            ways.insert(1, (clean(alone.alternative, 40), alone.alternative_s, "pytorch"))
+        for name, seconds, ink in ways:
+            share = limit.least_s / seconds if seconds > 0 else 0.0
+            rows.append((f"{name}{whose}", duration(seconds, digits=3), percent(share, digits=2)))
+            marks.append((Mark("bar", share, cast(Ink, ink)), Mark("limit", 1.0, "open")))
+        products = "its products could not be counted" if limit.flops is None else f"{limit.flops:.3g} FLOP in products"
+        copied, multiplied = limit.copy_bytes_per_s / 1e9, limit.matmul_flops_per_s / 1e12
+        rates = f"{copied:,.0f} GB/s copied, {multiplied:.3g} TFLOP/s in products"
+        lines.append(
+            f"a call{whose} moves {size(limit.bytes)}, with {products}; this device was seen to do {rates}: "
+            f"at least {duration(limit.least_s, digits=3)}"
+        )
+    lines += ["above 100 %: its tensors were in a cache"] if any(own[0].value > 1 for own in marks) else []
+    axis = amount_axis([1.0, *(own[0].value for own in marks)])
+    strip = Strip("share of the device's best", axis, tuple(marks))
+    table = Table(("op alone, warm", "time", "of the device's best"), tuple(rows), strip)
+    return Section(f"{prefix}Roofline of the op", table, lines=tuple(lines)) if rows else Section("")
 
 
 def attribution_section(cell: CellResult, row: Against, prefix: str) -> Section:

@@ -496,6 +496,24 @@ class Audit(Record):
     then differ as much, and a mismatch is what differs more."""
 
 
+class Roofline(Record):
+    """What one call of the op needs at least, and what this device does in a second, measured."""
+
+    bytes: Bytes
+    """Of its tensors, each read or written once."""
+    flops: float | None
+    """Of its matrix products; None where they could not be counted."""
+    copy_bytes_per_s: float
+    """Of a large copy, read and written; the best that any run on this device saw."""
+    matmul_flops_per_s: float
+    """Of a large product in the cell's dtype; likewise."""
+
+    @property
+    def least_s(self) -> Seconds:
+        """No call can take less, unless its tensors are in a cache."""
+        return max(self.bytes / self.copy_bytes_per_s, (self.flops or 0.0) / self.matmul_flops_per_s)
+
+
 class Isolated(Record):
     """The op alone, at this workload's shapes, warm; for explanation only."""
 
@@ -510,6 +528,7 @@ class Isolated(Record):
     """As in `SiteRecord`."""
     plumbing_s: Seconds | None = None
     """Host time per call that e2e puts between a module and the kernel, in eager inference; none in a CUDA graph."""
+    roofline: Roofline | None = None
 
 
 class KernelTime(Record):

@@ -7,13 +7,14 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from e2e import stats, wording
+from e2e import ceilings, stats, wording
 from e2e.arm_names import AS_SHIPPED, WITH_KERNELS, ArmName, is_adopted, places_of, some_kernels
-from e2e.errors import NoRoom
+from e2e.errors import E2EError, NoRoom
 from e2e.judge import judge
+from e2e.measure.machine import thread_count
 from e2e.measure.schedule import pick_strongest, steps_for
 from e2e.processes import Worker, WorkerFault
-from e2e.schema.evidence import ArmRecord, Fault, Generation, Isolated, Segment
+from e2e.schema.evidence import ArmRecord, Fault, Generation, Isolated, Roofline, Segment
 from e2e.schema.verdict import Estimate
 from e2e.schema.words import Mode, ReasonCode, Role, Stage
 from e2e.stages import earlier
@@ -447,4 +448,19 @@ def _alone(course: Course, member: Member) -> Isolated:
         candidate_s=found["candidate"],
         plumbing_s=reply["plumbing_s"],
         kernel=said,
+        roofline=_roofline(course, member, part),
     )
+
+
+def _roofline(course: Course, member: Member, part: int) -> Roofline | None:
+    """It explains only: what goes wrong costs no run."""
+    assert course.clean is not None
+    device = course.evidence.device
+    try:
+        found = course.crew.require(course.clean, "roofline", inputs=str(course.calls_path(member)), part=part)
+        name = f"{device.name if device else course.crew.device}, {thread_count()} threads, {course.crew.cell.dtype}"
+        limits = ceilings.highest(name, {key: found[key] for key in ceilings.NAMES})
+        return Roofline.model_validate({**found, **limits})
+    except (E2EError, OSError, ValueError) as error:
+        course.learn(unseen=[*course.evidence.unseen, f"roofline: {wording.clean(str(error), 120)}"])
+        return None
