@@ -18,7 +18,10 @@ from e2e.story_details import (
     attribution_section,
     block_sections,
     deciding_row,
+    depth_section,
     environment_section,
+    loss_sections,
+    memory_section,
     mutants_section,
     numerics_section,
     reproduce_section,
@@ -282,6 +285,9 @@ def _sections(result: Result, deciding: CellResult | None, *, is_full: bool) -> 
 def _evidence_in_full(cell: CellResult, prefix: str) -> list[Section]:
     return [
         drift_section(cell.evidence, prefix),
+        memory_section(cell.evidence, prefix),
+        depth_section(cell.evidence.model_check, prefix),
+        *loss_sections(cell.evidence.training, prefix),
         numerics_section(cell.evidence.op_checks, prefix),
         mutants_section(cell, prefix),
         sites_section(cell.evidence.engagement, prefix),

@@ -12,7 +12,7 @@ from e2e import stats
 from e2e.attribution import attribution
 from e2e.figures import Chart, Ink, Line, Mark, Strip, amount_axis, error_axis, level_axis, ratio_axis
 from e2e.reproduction import NAME, script
-from e2e.schema.evidence import Engagement, Evidence, OpCheck, Segment
+from e2e.schema.evidence import Engagement, Evidence, ModelCheck, OpCheck, Segment, TrainingCheck
 from e2e.schema.policy import Policy
 from e2e.schema.result import CellResult, Result
 from e2e.schema.verdict import Against
@@ -246,6 +246,71 @@ def _error_marks(check: OpCheck) -> Iterator[Mark]:
         yield Mark("dot", check.error_baseline, "pytorch")
     if check.error_candidate is not None:
         yield Mark("dot", check.error_candidate, "bad" if check.status == "wrong" else "kernel")
+
+
+def depth_section(check: ModelCheck | None, prefix: str) -> Section:
+    """The error of hidden states, layer by layer: where it comes in, and whether it grows."""
+    rows, marks = [], []
+    for layer in check.depth if check is not None else ():
+        mine, theirs = layer.error_candidate, layer.error_baseline
+        over = mine / theirs if mine is not None and theirs > 0 else None
+        rows.append((clean(layer.layer, _LABEL), small(mine), small(theirs), ratio(over)))
+        dots = [Mark("dot", theirs, "pytorch")] + ([Mark("dot", mine, "kernel")] if mine is not None else [])
+        marks.append(tuple(dots))
+    if not rows:
+        return Section("")
+    strip = Strip("errors of hidden states", error_axis([dot.value for own in marks for dot in own]), tuple(marks))
+    table = Table(("behind the layer", "kernel's error", "PyTorch's", "ratio"), tuple(rows), strip)
+    return Section(f"{prefix}Drift by depth", table, is_folded=len(rows) > _INPUTS_UNFOLDED)
+
+
+def loss_sections(check: TrainingCheck | None, prefix: str) -> Iterator[Section]:
+    """Losses of consecutive training steps, both arms on the same data."""
+    for path in check.paths if check is not None else ():
+        pairs = list(zip(path.losses, path.losses_candidate, strict=False))
+        if not pairs:
+            continue
+        rows = tuple(
+            (str(step), f"{theirs:.6g}", ABSENT if mine is None else f"{mine:.6g}", small(_apart(mine, theirs)))
+            for step, (theirs, mine) in enumerate(pairs)
+        )
+        lines = (
+            Line("PyTorch", "pytorch", tuple(enumerate(theirs for theirs, _ in pairs))),
+            Line(
+                "with the kernel", "kernel", tuple((n, mine) for n, (_, mine) in enumerate(pairs) if mine is not None)
+            ),
+        )
+        axis = level_axis([value for line in lines for _, value in line.points], lambda value: f"{value:.4g}")
+        chart = Chart(f"Loss of {count(len(pairs), 'step')} of {path.optimizer}, step by step", axis, lines, ())
+        said = f"{small(path.apart)} apart at most; allowed are {small(path.allowed)}"
+        table = Table(("step", "PyTorch", "kernel", "apart"), rows)
+        yield Section(f"{prefix}Loss path, {path.optimizer}", table, lines=(said,), figure=chart)
+
+
+def _apart(mine: float | None, theirs: float) -> float | None:
+    return None if mine is None else abs(mine - theirs)
+
+
+def memory_section(evidence: Evidence, prefix: str) -> Section:
+    """What torch allocates in the course of one profiled step."""
+    inks: dict[str | None, Ink] = {evidence.baseline: "pytorch", evidence.candidate: "kernel"}
+    seen = [record for record in evidence.traces if record.memory_bytes and record.arm in inks]
+    if not seen:
+        return Section("")
+    names = {record.arm: "with the kernel" if record.arm == evidence.candidate else arm(record.arm) for record in seen}
+    lines = tuple(
+        Line(names[record.arm], inks[record.arm], tuple(enumerate(map(float, record.memory_bytes)))) for record in seen
+    )
+    axis = level_axis([0.0, *(value for line in lines for _, value in line.points)], lambda value: size(round(value)))
+    rows = []
+    for record in seen:
+        most = max(record.memory_bytes)
+        place = record.memory_bytes.index(most) / len(record.memory_bytes)
+        rows.append((names[record.arm], size(most), percent(place, digits=2), size(record.memory_bytes[-1])))
+    header = ("arm", "most", "after so much of the step", "at its end")
+    said = "beyond what is allocated when a step begins; of one profiled step"
+    chart = Chart("Memory allocated by torch from the beginning of a step to its end", axis, lines, ())
+    return Section(f"{prefix}Memory over the step", Table(header, tuple(rows)), lines=(said,), figure=chart)
 
 
 def mutants_section(cell: CellResult, prefix: str) -> Section:

@@ -331,6 +331,10 @@ class LossPath(Record):
     loss_first: float
     """The baseline's own."""
     loss_last: float
+    losses: list[float] = []
+    """The baseline's own, step by step; empty in runs that did not record them."""
+    losses_candidate: list[float | None] = []
+    """None where one is not finite."""
     envelope: float
     """Largest distance of a baseline's path that only rounds otherwise."""
     allowed: float
@@ -550,6 +554,9 @@ class TraceRecord(Record):
     events: int
     device_events: int
     steps: int
+    memory_bytes: list[Bytes] = []
+    """Allocated by torch beyond what was there when the first profiled step began: the most in each of as many equal
+    slices of it, on the device where there is one; empty where the trace shows no allocation."""
 
 
 Cause = Literal[
