@@ -33,6 +33,7 @@ from e2e.story_details import (
 from e2e.story_drift import drift_section
 from e2e.story_facts import package
 from e2e.story_sections import Section, cells_section, detail_sections, first_sections, kernels_section, next_section
+from e2e.turning import turning_points
 from e2e.wording import LABELS, clean, count, outcome_word, percent, span
 
 Tone = Literal["good", "bad", "open"]
@@ -223,7 +224,11 @@ def _plain(value: object) -> str:
 def _attempt(result: Result, attempts: Attempts) -> str:
     op = ops_of(result) if result.kernels else "this op"
     where = result.workload.name if result.workload else "this workload"
-    return clean(f"Attempt {attempts.number} of {op} on {where}; of these {attempts.confirmed} CONFIRMED.")
+    said = f"Attempt {attempts.number} of {op} on {where}; of these {attempts.confirmed} CONFIRMED."
+    if (last := attempts.previous) is not None:
+        at = f" at {wording.ratio(last.ratio)}" if last.ratio is not None else ""
+        said += f" The one before, {last.run}, ended {outcome_word(last.outcome)}{at}."
+    return clean(said)
 
 
 def _resumption(item: Resumption, cells: int) -> str:
@@ -271,7 +276,9 @@ def _sections(result: Result, deciding: CellResult | None, *, is_full: bool) -> 
             own += [attribution_section(cell, row, prefix) for row in cell.verdict.latency.against]
             own += block_sections(cell, result.policy, prefix)
         own += [evidence]
-        own += [kernels_section(result), next_section(result)] if cell is deciding else []
+        if cell is deciding:
+            turns = Section("What would change this verdict", lines=turning_points(result, cell))
+            own += [kernels_section(result), next_section(result), turns]
         own += [] if is_full or main is None else [attribution_section(cell, main, prefix)]
         own += detail_sections(cell, prefix)
         own += _evidence_in_full(cell, prefix) if is_full else []
