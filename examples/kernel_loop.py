@@ -2,8 +2,8 @@
 
     python examples/kernel_loop.py WORKLOAD KERNEL [KERNEL ...] [--policy NAME]
 
-Every try is one line of JSON: what came of it, and what the next kernel has to heed. It ends at the first kernel that is
-CONFIRMED (exit code 0), or when none is left or none can win (exit code 1).
+Every try is one line of JSON: what came of it, and what the next kernel has to heed. It ends at the first kernel that
+is CONFIRMED (exit code 0), or when none is left or none can win (exit code 1).
 """
 
 from __future__ import annotations
