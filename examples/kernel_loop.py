@@ -3,7 +3,7 @@
     python examples/kernel_loop.py WORKLOAD KERNEL [KERNEL ...] [--policy NAME]
 
 Every try is one line of JSON: what came of it, and what the next kernel has to heed. It ends at the first kernel that
-is CONFIRMED (exit code 0), or when none is left or none can win (exit code 1).
+is CONFIRMED (exit code 0), or when none is left or none can win (exit code 10).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
             return 0
         if result.label == "no_headroom":
             break
-    return 1
+    return 10
 
 
 if __name__ == "__main__":

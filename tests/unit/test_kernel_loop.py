@@ -60,4 +60,4 @@ def test_a_wrong_kernel_ends_at_its_check_and_the_next_one_goes_on(
 def test_where_there_is_nothing_to_win_no_further_kernel_is_tried(loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     none = results.result(outcome=Outcome.REFUTED, label=Label.NO_HEADROOM)
     code, asked = ran(loop, monkeypatch, {("a.cpp", "screen"): none})
-    assert (code, asked) == (1, [("a.cpp", "check"), ("a.cpp", "screen")])
+    assert (code, asked) == (10, [("a.cpp", "check"), ("a.cpp", "screen")])
