@@ -41,6 +41,11 @@ def win_section(result: Result, cell: CellResult, prefix: str) -> Section:
         found.append((what, "the model's own module", alone.eager_s / alone.candidate_s))
         if alone.alternative is not None and alone.alternative_s is not None:
             found.append((what, alone.alternative, alone.alternative_s / alone.candidate_s))
+        cold = alone.candidate_cold_s
+        if cold and alone.eager_cold_s is not None:
+            found.append((f"{what}, cold", "the model's own module", alone.eager_cold_s / cold))
+        if cold and alone.alternative is not None and alone.alternative_cold_s is not None:
+            found.append((f"{what}, cold", alone.alternative, alone.alternative_cold_s / cold))
     shipped_first = sorted(against, key=lambda row: row.opponent != "as_shipped")
     found += [("the whole step", arm(row.arm), row.speedup.point_estimate) for row in shipped_first]
     known = [value for *_, value in found if value]

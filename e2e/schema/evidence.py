@@ -519,7 +519,7 @@ class Roofline(Record):
 
 
 class Isolated(Record):
-    """The op alone, at this workload's shapes, warm; for explanation only."""
+    """The op alone, at this workload's shapes, warm where nothing else is said; for explanation only."""
 
     shape: str
     calls_per_step: int
@@ -532,6 +532,10 @@ class Isolated(Record):
     """As in `SiteRecord`."""
     plumbing_s: Seconds | None = None
     """Host time per call that e2e puts between a module and the kernel, in eager inference; none in a CUDA graph."""
+    eager_cold_s: Seconds | None = None
+    """One call, by itself, after other work has filled the caches; likewise the next two."""
+    alternative_cold_s: Seconds | None = None
+    candidate_cold_s: Seconds | None = None
     roofline: Roofline | None = None
 
 

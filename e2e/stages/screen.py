@@ -438,7 +438,7 @@ def _alone(course: Course, member: Member) -> Isolated:
         seconds=min(3.0, 0.02 * course.policy.budgets.cell_s) / len(course.crew.members),
         alternative=alternative,
     )
-    found, said = reply["seconds"], course.said(member)
+    found, cold, said = reply["seconds"], reply["cold"] or {}, course.said(member)
     return Isolated(
         shape=next(check.shape for check in course.evidence.op_checks if check.kernel == said),
         calls_per_step=sum(site.calls for site in course.evidence.engagement.sites if site.kernel == said),
@@ -448,6 +448,9 @@ def _alone(course: Course, member: Member) -> Isolated:
         candidate_s=found["candidate"],
         plumbing_s=reply["plumbing_s"],
         kernel=said,
+        eager_cold_s=cold.get("eager"),
+        alternative_cold_s=cold.get("alternative"),
+        candidate_cold_s=cold.get("candidate"),
         roofline=_roofline(course, member, part),
     )
 
