@@ -11,8 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from e2e.schema.result import Attempts, Result
+from pydantic import ValidationError
+
+from e2e.schema.result import Attempts, PreviousAttempt, Result
 from e2e.schema.words import Outcome, Stage
+from e2e.units import Ratio
 
 LEDGER = "attempts.jsonl"
 
@@ -32,6 +35,7 @@ def enter(result: Result, folder: Path) -> Attempts | None:
         "workload": result.workload.name,
         "op": ops_of(result),
         "outcome": result.outcome,
+        "ratio": _ratio(result),
     }
     try:
         with (folder / LEDGER).open("a+", encoding="utf-8", errors="replace") as ledger:
@@ -43,7 +47,22 @@ def enter(result: Result, folder: Path) -> Attempts | None:
         return None  # a full or forbidden folder is said by what writes the result itself
     same = [line for line in _entries(text) if all(line.get(key) == entry[key] for key in ("workload", "op"))]
     confirmed = [line for line in [*same, entry] if line.get("outcome") == Outcome.CONFIRMED]
-    return Attempts(number=len(same) + 1, confirmed=len(confirmed))
+    return Attempts(number=len(same) + 1, confirmed=len(confirmed), previous=_previous(same[-1]) if same else None)
+
+
+def _ratio(result: Result) -> Ratio | None:
+    """Against the opponent that decides."""
+    rows = result.latency.against if result.latency is not None else []
+    decides = result.policy.decides if result.policy is not None else None
+    return next((row.speedup.point_estimate for row in rows if row.opponent == decides), None)
+
+
+def _previous(entry: dict[str, Any]) -> PreviousAttempt | None:
+    """None where its line is not what this version writes."""
+    try:
+        return PreviousAttempt.model_validate({name: entry.get(name) for name in PreviousAttempt.model_fields})
+    except ValidationError:
+        return None
 
 
 def ops_of(result: Result) -> str:

@@ -130,13 +130,22 @@ def _shown(seen: TraceDifference, promised: list[_Part], evidence: Evidence) -> 
     for change in seen.changes:
         what, notes = _WHAT[change.cause], [change.note]
         if change.cause == "op" and promised:
-            what = "the op in the step beside the op alone (caches, launches)"
+            what, notes = "the op in the step beside the op alone (caches, launches)", [_cold(evidence)]
         if change.cause == "idle" and (shares := _launch_bound(seen)):
             what, notes = f"launch-bound: {what}", [shares, *notes]
         if change.cause == "fusion":
             notes = [_regions(evidence, seen.arm), *notes]
         note = "; ".join(filter(None, notes))
         yield _Part(what, change.seconds - known.get(change.cause, 0.0), change.cause, note)
+
+
+def _cold(evidence: Evidence) -> str:
+    """What a cold cache makes of one call, where there is one kernel."""
+    alone = evidence.isolated
+    if alone is None or alone.candidate_cold_s is None or evidence.isolated_others:
+        return ""
+    warm, cold = (wording.duration(seconds, digits=3) for seconds in (alone.candidate_s, alone.candidate_cold_s))
+    return f"a call of the kernel takes {warm} warm, {cold} cold"
 
 
 def _launch_bound(seen: TraceDifference) -> str:

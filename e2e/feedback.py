@@ -12,7 +12,7 @@ from e2e.next_actions import next_actions
 from e2e.schema.evidence import ArmRecord, Evidence, Isolated, Part
 from e2e.schema.kernel import Kernel
 from e2e.schema.policy import Policy
-from e2e.schema.result import ClaimRecord, Feedback, SetUp, TimeUse
+from e2e.schema.result import ClaimRecord, FailingCase, Feedback, LostTo, SetUp, TimeUse
 from e2e.schema.verdict import Against, Verdict
 from e2e.schema.words import Outcome, ReasonCode, ReasonKind, accusation, kind_of
 from e2e.schema.workload import Cell
@@ -135,15 +135,28 @@ def feedback(evidence: Evidence, verdict: Verdict, *, cell: Cell, policy: Policy
     """What a kernel author or agent needs to act: whose fault, whether to retry, and what to type next."""
     headline = next((r.code for r in verdict.reasons if kind_of(r.code) is not ReasonKind.ADVICE), None)
     ceiling = verdict.latency.ceiling
+    lost = list({row.arm: row for row in verdict.latency.against if row.outcome is Outcome.REFUTED}.values())
     return Feedback(
         fault=_fault(headline),
         retryable=verdict.outcome is Outcome.INCONCLUSIVE and headline not in _NOT_BY_RETRYING,
         left_to_win=ceiling.upper_bound if ceiling else None,
-        lost_to=list(dict.fromkeys(r.arm for r in verdict.latency.against if r.outcome is Outcome.REFUTED)),
+        lost_to=[row.arm for row in lost],
+        lost_by=[
+            LostTo(arm=row.arm, microseconds_per_step=1e6 * (row.candidate_step_s - row.arm_step_s)) for row in lost
+        ],
+        failing_case=_failing_case(evidence),
         next_actions=next_actions(
             evidence, verdict, headline=headline, cell=cell, policy=policy, invocation=invocation
         ),
     )
+
+
+def _failing_case(evidence: Evidence) -> FailingCase | None:
+    wrong = next((check for check in evidence.op_checks if check.status in ("wrong", "raised")), None)
+    if wrong is None:
+        return None
+    same = {name: getattr(wrong, name) for name in FailingCase.model_fields if name != "error"}
+    return FailingCase(**same, error=wrong.error_candidate)
 
 
 def _fault(headline: ReasonCode | None) -> Literal["kernel", "environment", "e2e"] | None:

@@ -18,10 +18,14 @@ from e2e.story_details import (
     attribution_section,
     block_sections,
     deciding_row,
+    depth_section,
     environment_section,
+    loss_sections,
+    memory_section,
     mutants_section,
     numerics_section,
     reproduce_section,
+    roofline_section,
     settings_sections,
     sites_section,
     win_section,
@@ -29,6 +33,7 @@ from e2e.story_details import (
 from e2e.story_drift import drift_section
 from e2e.story_facts import package
 from e2e.story_sections import Section, cells_section, detail_sections, first_sections, kernels_section, next_section
+from e2e.turning import turning_points
 from e2e.wording import LABELS, clean, count, outcome_word, percent, span
 
 Tone = Literal["good", "bad", "open"]
@@ -219,7 +224,11 @@ def _plain(value: object) -> str:
 def _attempt(result: Result, attempts: Attempts) -> str:
     op = ops_of(result) if result.kernels else "this op"
     where = result.workload.name if result.workload else "this workload"
-    return clean(f"Attempt {attempts.number} of {op} on {where}; of these {attempts.confirmed} CONFIRMED.")
+    said = f"Attempt {attempts.number} of {op} on {where}; of these {attempts.confirmed} CONFIRMED."
+    if (last := attempts.previous) is not None:
+        at = f" at {wording.ratio(last.ratio)}" if last.ratio is not None else ""
+        said += f" The one before, {last.run}, ended {outcome_word(last.outcome)}{at}."
+    return clean(said)
 
 
 def _resumption(item: Resumption, cells: int) -> str:
@@ -263,11 +272,13 @@ def _sections(result: Result, deciding: CellResult | None, *, is_full: bool) -> 
         speed, evidence = first_sections(result, cell, prefix, is_deciding=cell is deciding)
         own = [speed]
         if is_full:
-            own += [win_section(result, cell, prefix)]
+            own += [win_section(result, cell, prefix), roofline_section(cell.evidence, prefix)]
             own += [attribution_section(cell, row, prefix) for row in cell.verdict.latency.against]
             own += block_sections(cell, result.policy, prefix)
         own += [evidence]
-        own += [kernels_section(result), next_section(result)] if cell is deciding else []
+        if cell is deciding:
+            turns = Section("What would change this verdict", lines=turning_points(result, cell))
+            own += [kernels_section(result), next_section(result), turns]
         own += [] if is_full or main is None else [attribution_section(cell, main, prefix)]
         own += detail_sections(cell, prefix)
         own += _evidence_in_full(cell, prefix) if is_full else []
@@ -281,6 +292,9 @@ def _sections(result: Result, deciding: CellResult | None, *, is_full: bool) -> 
 def _evidence_in_full(cell: CellResult, prefix: str) -> list[Section]:
     return [
         drift_section(cell.evidence, prefix),
+        memory_section(cell.evidence, prefix),
+        depth_section(cell.evidence.model_check, prefix),
+        *loss_sections(cell.evidence.training, prefix),
         numerics_section(cell.evidence.op_checks, prefix),
         mutants_section(cell, prefix),
         sites_section(cell.evidence.engagement, prefix),

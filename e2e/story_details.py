@@ -6,18 +6,18 @@ import math
 import shlex
 from collections.abc import Iterator, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 from e2e import stats
 from e2e.attribution import attribution
-from e2e.figures import Chart, Ink, Line, Mark, Strip, error_axis, level_axis, ratio_axis
+from e2e.figures import Chart, Ink, Line, Mark, Strip, amount_axis, error_axis, level_axis, ratio_axis
 from e2e.reproduction import NAME, script
-from e2e.schema.evidence import Engagement, Evidence, OpCheck, Segment
+from e2e.schema.evidence import Engagement, Evidence, ModelCheck, OpCheck, Segment, TrainingCheck
 from e2e.schema.policy import Policy
 from e2e.schema.result import CellResult, Result
 from e2e.schema.verdict import Against
 from e2e.story_sections import Section, Table
-from e2e.wording import ABSENT, arm, clean, count, duration, percent, ratio, small
+from e2e.wording import ABSENT, arm, clean, count, duration, percent, ratio, size, small
 
 _BLOCKS_SHOWN = 200
 _INPUTS_UNFOLDED = 16
@@ -41,6 +41,11 @@ def win_section(result: Result, cell: CellResult, prefix: str) -> Section:
         found.append((what, "the model's own module", alone.eager_s / alone.candidate_s))
         if alone.alternative is not None and alone.alternative_s is not None:
             found.append((what, alone.alternative, alone.alternative_s / alone.candidate_s))
+        cold = alone.candidate_cold_s
+        if cold and alone.eager_cold_s is not None:
+            found.append((f"{what}, cold", "the model's own module", alone.eager_cold_s / cold))
+        if cold and alone.alternative is not None and alone.alternative_cold_s is not None:
+            found.append((f"{what}, cold", alone.alternative, alone.alternative_cold_s / cold))
     shipped_first = sorted(against, key=lambda row: row.opponent != "as_shipped")
     found += [("the whole step", arm(row.arm), row.speedup.point_estimate) for row in shipped_first]
     known = [value for *_, value in found if value]
@@ -54,6 +59,35 @@ def win_section(result: Result, cell: CellResult, prefix: str) -> Section:
     rows = tuple((what, ratio(value), clean(versus, _LABEL)) for what, versus, value in found)
     table = Table(("speed-up of", "ratio", "against"), rows, Strip("from the op alone to the step", axis, marks))
     return Section(f"{prefix}From the op alone to the step", table)
+
+
+def roofline_section(evidence: Evidence, prefix: str) -> Section:
+    """How near each way to compute the op comes to what this device can do at most."""
+    rows, marks, lines = [], [], []
+    for alone in (evidence.isolated, *evidence.isolated_others):
+        limit = alone.roofline if alone is not None else None
+        if alone is None or limit is None or limit.least_s <= 0:
+            continue
+        whose = f", {clean(alone.kernel, 40)}" if alone.kernel is not None else ""
+        ways = [("the model's own module", alone.eager_s, "pytorch"), ("the kernel", alone.candidate_s, "kernel")]
+        if alone.alternative is not None and alone.alternative_s is not None:
+            ways.insert(1, (clean(alone.alternative, 40), alone.alternative_s, "pytorch"))
+        for name, seconds, ink in ways:
+            share = limit.least_s / seconds if seconds > 0 else 0.0
+            rows.append((f"{name}{whose}", duration(seconds, digits=3), percent(share, digits=2)))
+            marks.append((Mark("bar", share, cast(Ink, ink)), Mark("limit", 1.0, "open")))
+        products = "its products could not be counted" if limit.flops is None else f"{limit.flops:.3g} FLOP in products"
+        copied, multiplied = limit.copy_bytes_per_s / 1e9, limit.matmul_flops_per_s / 1e12
+        rates = f"{copied:,.0f} GB/s copied, {multiplied:.3g} TFLOP/s in products"
+        lines.append(
+            f"a call{whose} moves {size(limit.bytes)}, with {products}; this device was seen to do {rates}: "
+            f"at least {duration(limit.least_s, digits=3)}"
+        )
+    lines += ["above 100 %: its tensors were in a cache"] if any(own[0].value > 1 for own in marks) else []
+    axis = amount_axis([1.0, *(own[0].value for own in marks)])
+    strip = Strip("share of the device's best", axis, tuple(marks))
+    table = Table(("op alone, warm", "time", "of the device's best"), tuple(rows), strip)
+    return Section(f"{prefix}Roofline of the op", table, lines=tuple(lines)) if rows else Section("")
 
 
 def attribution_section(cell: CellResult, row: Against, prefix: str) -> Section:
@@ -217,6 +251,71 @@ def _error_marks(check: OpCheck) -> Iterator[Mark]:
         yield Mark("dot", check.error_baseline, "pytorch")
     if check.error_candidate is not None:
         yield Mark("dot", check.error_candidate, "bad" if check.status == "wrong" else "kernel")
+
+
+def depth_section(check: ModelCheck | None, prefix: str) -> Section:
+    """The error of hidden states, layer by layer: where it comes in, and whether it grows."""
+    rows, marks = [], []
+    for layer in check.depth if check is not None else ():
+        mine, theirs = layer.error_candidate, layer.error_baseline
+        over = mine / theirs if mine is not None and theirs > 0 else None
+        rows.append((clean(layer.layer, _LABEL), small(mine), small(theirs), ratio(over)))
+        dots = [Mark("dot", theirs, "pytorch")] + ([Mark("dot", mine, "kernel")] if mine is not None else [])
+        marks.append(tuple(dots))
+    if not rows:
+        return Section("")
+    strip = Strip("errors of hidden states", error_axis([dot.value for own in marks for dot in own]), tuple(marks))
+    table = Table(("behind the layer", "kernel's error", "PyTorch's", "ratio"), tuple(rows), strip)
+    return Section(f"{prefix}Drift by depth", table, is_folded=len(rows) > _INPUTS_UNFOLDED)
+
+
+def loss_sections(check: TrainingCheck | None, prefix: str) -> Iterator[Section]:
+    """Losses of consecutive training steps, both arms on the same data."""
+    for path in check.paths if check is not None else ():
+        pairs = list(zip(path.losses, path.losses_candidate, strict=False))
+        if not pairs:
+            continue
+        rows = tuple(
+            (str(step), f"{theirs:.6g}", ABSENT if mine is None else f"{mine:.6g}", small(_apart(mine, theirs)))
+            for step, (theirs, mine) in enumerate(pairs)
+        )
+        lines = (
+            Line("PyTorch", "pytorch", tuple(enumerate(theirs for theirs, _ in pairs))),
+            Line(
+                "with the kernel", "kernel", tuple((n, mine) for n, (_, mine) in enumerate(pairs) if mine is not None)
+            ),
+        )
+        axis = level_axis([value for line in lines for _, value in line.points], lambda value: f"{value:.4g}")
+        chart = Chart(f"Loss of {count(len(pairs), 'step')} of {path.optimizer}, step by step", axis, lines, ())
+        said = f"{small(path.apart)} apart at most; allowed are {small(path.allowed)}"
+        table = Table(("step", "PyTorch", "kernel", "apart"), rows)
+        yield Section(f"{prefix}Loss path, {path.optimizer}", table, lines=(said,), figure=chart)
+
+
+def _apart(mine: float | None, theirs: float) -> float | None:
+    return None if mine is None else abs(mine - theirs)
+
+
+def memory_section(evidence: Evidence, prefix: str) -> Section:
+    """What torch allocates in the course of one profiled step."""
+    inks: dict[str | None, Ink] = {evidence.baseline: "pytorch", evidence.candidate: "kernel"}
+    seen = [record for record in evidence.traces if record.memory_bytes and record.arm in inks]
+    if not seen:
+        return Section("")
+    names = {record.arm: "with the kernel" if record.arm == evidence.candidate else arm(record.arm) for record in seen}
+    lines = tuple(
+        Line(names[record.arm], inks[record.arm], tuple(enumerate(map(float, record.memory_bytes)))) for record in seen
+    )
+    axis = level_axis([0.0, *(value for line in lines for _, value in line.points)], lambda value: size(round(value)))
+    rows = []
+    for record in seen:
+        most = max(record.memory_bytes)
+        place = record.memory_bytes.index(most) / len(record.memory_bytes)
+        rows.append((names[record.arm], size(most), percent(place, digits=2), size(record.memory_bytes[-1])))
+    header = ("arm", "most", "after so much of the step", "at its end")
+    said = "beyond what is allocated when a step begins; of one profiled step"
+    chart = Chart("Memory allocated by torch from the beginning of a step to its end", axis, lines, ())
+    return Section(f"{prefix}Memory over the step", Table(header, tuple(rows)), lines=(said,), figure=chart)
 
 
 def mutants_section(cell: CellResult, prefix: str) -> Section:

@@ -425,6 +425,40 @@ def isolated(
     return {name: sorted(values)[len(values) // 2] for name, values in times.items()}
 
 
+def isolated_cold(functions: dict[str, Callable[..., Any]], *, inputs: Path, device: str) -> dict[str, float]:
+    """Median seconds of one call of each function on the first captured call, whose tensors no cache holds any more."""
+    call = load_calls(inputs, device)[0].call
+    args = (*call.tensors, *call.scalars)
+    others = torch.zeros(COLD_BYTES[device.partition(":")[0]], dtype=torch.uint8, device=device)
+    names = list(functions)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(COLD_TURNS):
+        for name in names if turn % 2 == 0 else reversed(names):
+            others.add_(1)
+            times[name].append(_one_call(functions[name], args, device))
+    return {name: median(values) for name, values in times.items()}
+
+
+COLD_TURNS = 9
+COLD_BYTES = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}
+"""Written before every call: more than any cache holds."""
+
+
+def _one_call(function: Callable[..., Any], args: tuple[Any, ...], device: str) -> float:
+    """By the device's own clock where there is one: its queue is still busy with what was written before."""
+    with torch.no_grad():
+        if device == "cpu":
+            start = time.perf_counter()
+            function(*args)
+            return time.perf_counter() - start
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        function(*args)
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3
+
+
 def plumbing(op: Op, site: Site, kernel: Callable[..., Any], *, inputs: Path, device: str) -> float | None:
     """Host seconds per call that e2e puts between a module and a kernel: a patched forward against calls by hand.
 

@@ -7,6 +7,7 @@ same data says how far from it a right kernel may end up.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -112,12 +113,14 @@ def _row(name: str, own: Tensor, others: list[Tensor], theirs: Tensor | None) ->
         "steps": own.numel(),
         "loss_first": float(own[0]),
         "loss_last": float(own[-1]),
+        "losses": own.tolist(),
         "envelope": envelope,
         "allowed": ENVELOPE * envelope + FLOOR * size,
         "bias_allowed": ENVELOPE * sway + max(FLOOR * size, BIAS * abs(float(own[-late:].mean()))),
     }
     if theirs is None or theirs.shape != own.shape:
         return {**row, "code": ReasonCode.WRONG_OUTPUT_LAYOUT}
+    row["losses_candidate"] = [value if math.isfinite(value) else None for value in theirs.tolist()]
     if not bool(torch.isfinite(theirs).all()):
         return {**row, "code": ReasonCode.NONFINITE_OUTPUT}
     apart, bias = float((theirs - own).abs().max()), float((theirs - own)[-late:].mean())

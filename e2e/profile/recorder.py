@@ -21,7 +21,7 @@ def record(arena: Any, arm: str, *, seed: int, steps: int, path: Path, device: s
     arena.run(arm, seeds=[seed])
     batches = arena.batches(arm, [seed + place for place in range(steps)])
     arena.sync()
-    with profile(activities=activities, record_shapes=True) as profiler:
+    with profile(activities=activities, record_shapes=True, profile_memory=True) as profiler:
         for batch in batches:
             with record_function(STEP):
                 arena.execute(arm, batch)

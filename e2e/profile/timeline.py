@@ -26,6 +26,10 @@ MODULE = "e2e module: "
 """Begins the name of a range around a module's forward; its qualified name and its class follow."""
 SITE = "e2e op: "
 """Begins the name of a range around a call of the op; the qualified name of its site follows."""
+_HOST_TYPE = 0
+"""What the profiler calls the host among device types."""
+SLICES = 80
+"""Of a step, in which the most memory is noted."""
 _SYNCS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cuStreamSynchronize", "cudaMemcpy")
 _ALLOCATOR = ("cudaMalloc", "cudaFree", "cudaHostAlloc", "cudaFreeHost", "cuMemAlloc", "cuMemFree", "cuMemMap")
 """Host calls by the beginnings of their names; the first ones exactly."""
@@ -140,7 +144,6 @@ def read(events: list[Any], *, arm: str, steps: int, path: str) -> Timeline:
     calls: dict[str, float] = defaultdict(float)
     for event in operators:
         calls[str(event["name"])] += 1 / steps
-    record = TraceRecord(arm=arm, path=path, events=len(events), device_events=len(device), steps=steps)
     rows = {name: (count / steps, seconds / steps) for name, (count, seconds) in totals.items()}
     busy = merged(map(_ends, device))
     busy_us, span_us = length_of(busy), busy[-1][1] - busy[0][0] if busy else 0.0
@@ -150,6 +153,14 @@ def read(events: list[Any], *, arm: str, steps: int, path: str) -> Timeline:
     steps_us = [_ends(event) for event in ranges if event["name"] == STEP]
     lengths = [end - start for start, end in steps_us]
     sites = [event for event in ranges if str(event["name"]).startswith(SITE)]
+    record = TraceRecord(
+        arm=arm,
+        path=path,
+        events=len(events),
+        device_events=len(device),
+        steps=steps,
+        memory_bytes=_memory(events, min(steps_us), on_device=bool(device)) if steps_us else [],
+    )
     return Timeline(
         record,
         rows,
@@ -231,6 +242,30 @@ def _own_times(events: list[Any]) -> dict[str, tuple[float, float]]:
 
 def _ends(event: Mapping[str, Any]) -> Span:
     return float(event["ts"]), float(event["ts"]) + float(event["dur"])
+
+
+def _memory(events: list[Any], step: Span, *, on_device: bool) -> list[int]:
+    """Bytes allocated beyond those at the step's beginning, the most in each slice of it."""
+    start, end = step
+    changes = deque(sorted(change for change in _allocations(events, on_device) if start <= change[0] < end))
+    found, now = [], 0
+    for number in range(SLICES) if changes else ():
+        until, most = start + (end - start) * (number + 1) / SLICES, now
+        while changes and changes[0][0] < until:
+            now += changes.popleft()[1]
+            most = max(most, now)
+        found.append(most)
+    return found
+
+
+def _allocations(events: list[Any], on_device: bool) -> Iterator[tuple[float, int]]:
+    """Moment and bytes, below 0 where they are given back."""
+    for event in events:
+        args, moment = event.get("args"), event.get("ts")
+        if event.get("name") == "[memory]" and isinstance(args, dict) and isinstance(moment, int | float):
+            size, kind = args.get("Bytes"), args.get("Device Type")
+            if isinstance(size, int) and isinstance(kind, int) and (kind != _HOST_TYPE) is on_device:
+                yield float(moment), size
 
 
 # ---- The op, and what the host does while the device waits

@@ -13,6 +13,8 @@ _SIDE = 2.0
 """Per cent left free on both sides."""
 _LABELS = 6.0
 """Per cent of a chart that its axis' labels have for themselves."""
+_LINE = 12.0
+"""Labels of levels nearer to each other than this, in pixels, would overlap."""
 _TICK_ROOM = 18.0
 """Ticks nearer to each other than this, in per cent, would overlap on a phone."""
 
@@ -84,11 +86,13 @@ def chart(figure: Chart) -> Markup:
         parts.append(
             tag("rect", x="0", width="100%", y=f"{high:.1f}", height=f"{max(low - high, 1):.1f}", class_="interval")
         )
-    parts += [_level(figure.axis, value, label, "grid-line") for value, label in figure.axis.ticks]
-    said = {label for _, label in figure.axis.ticks}
+    named = [_y(figure.axis, value) for value, _ in figure.axis.guides]
     parts += [
-        _level(figure.axis, value, None if label in said else label, "guide") for value, label in figure.axis.guides
+        _level(figure.axis, value, label, "grid-line")
+        for value, label in figure.axis.ticks
+        if all(abs(_y(figure.axis, value) - other) >= _LINE for other in named)
     ]
+    parts += [_level(figure.axis, value, label, "guide") for value, label in figure.axis.guides]
     parts += [_series(line, figure, places) for line in figure.lines]
     drawn = _svg(_PLOT + 24, figure.title, *parts)
     keys = [tag("li", tag("span", class_=f"key ink-{line.ink}"), line.name) for line in figure.lines]
@@ -114,10 +118,10 @@ def _series(line: Line, figure: Chart, places: int) -> Markup:
     return joined(*parts)
 
 
-def _level(axis: Axis, value: float, label: str | None, style: str) -> Markup:
+def _level(axis: Axis, value: float, label: str, style: str) -> Markup:
     y = _y(axis, value)
     line = tag("line", x1="0", x2="100%", y1=f"{y:.1f}", y2=f"{y:.1f}", class_=style)
-    return joined(line, tag("text", label, x=4, y=f"{y - 4:.1f}", class_="level") if label else None)
+    return joined(line, tag("text", label, x=4, y=f"{y - 4:.1f}", class_="level"))
 
 
 def grid(figure: Grid) -> Markup:

@@ -135,7 +135,7 @@ class Holding(Opened):
 
     def do_isolated(self, *, inputs: str, seconds: float, alternative: str | None, part: int = 0) -> dict[str, Any]:
         """The op alone: the model's own module, the best alternative, the candidate."""
-        from e2e.numerics.exercise import isolated, plumbing
+        from e2e.numerics.exercise import isolated, isolated_cold, plumbing
 
         own = self.parts[part]
         op, site, kernel = own.op, own.patched[0], own.bound.call
@@ -144,5 +144,6 @@ class Holding(Opened):
             functions["alternative"] = op.alternatives[alternative]
         return {
             "seconds": isolated(op, functions, inputs=Path(inputs), device=self.device, seconds=seconds),
+            "cold": isolated_cold(functions, inputs=Path(inputs), device=self.device),
             "plumbing_s": plumbing(op, site, kernel, inputs=Path(inputs), device=self.device),
         }

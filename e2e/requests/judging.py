@@ -31,6 +31,20 @@ class Judging(Opened):
         ]
         return {"shadowed": shadowed(self.session, standing, seed=self.seed)}
 
+    def do_roofline(self, *, inputs: str, part: int) -> dict[str, Any]:
+        """See roofline.work_of and roofline.ceilings; with all threads, as arms run."""
+        import torch
+
+        from e2e.numerics import roofline
+
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        try:
+            limits = roofline.ceilings(dtype=self.dtype, device=self.device)
+        finally:
+            torch.set_num_threads(threads)
+        return {**roofline.work_of(self.parts[part].op, inputs=Path(inputs), device=self.device), **limits}
+
     def do_draw(self, *, path: str, captured: str | None) -> dict[str, Any]:
         """See OpExaminer.draw; where a file of captured inputs is given, OpExaminer.take."""
         from e2e.numerics.op_level import OpExaminer

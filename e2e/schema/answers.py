@@ -134,6 +134,7 @@ class Isolated(Answer):
     """The op alone, and what a call costs beside it."""
 
     seconds: OpTimes
+    cold: OpTimes | None = None
     plumbing_s: float | None
 
 

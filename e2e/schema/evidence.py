@@ -359,6 +359,10 @@ class LossPath(Record):
     loss_first: float
     """The baseline's own."""
     loss_last: float
+    losses: list[float] = []
+    """The baseline's own, step by step; empty in runs that did not record them."""
+    losses_candidate: list[float | None] = []
+    """None where one is not finite."""
     envelope: float
     """Largest distance of a baseline's path that only rounds otherwise."""
     allowed: float
@@ -524,8 +528,26 @@ class Audit(Record):
     then differ as much, and a mismatch is what differs more."""
 
 
+class Roofline(Record):
+    """What one call of the op needs at least, and what this device does in a second, measured."""
+
+    bytes: Bytes
+    """Of its tensors, each read or written once."""
+    flops: float | None
+    """Of its matrix products; None where they could not be counted."""
+    copy_bytes_per_s: float
+    """Of a large copy, read and written; the best that any run on this device saw."""
+    matmul_flops_per_s: float
+    """Of a large product in the cell's dtype; likewise."""
+
+    @property
+    def least_s(self) -> Seconds:
+        """No call can take less, unless its tensors are in a cache."""
+        return max(self.bytes / self.copy_bytes_per_s, (self.flops or 0.0) / self.matmul_flops_per_s)
+
+
 class Isolated(Record):
-    """The op alone, at this workload's shapes, warm; for explanation only."""
+    """The op alone, at this workload's shapes, warm where nothing else is said; for explanation only."""
 
     shape: str
     calls_per_step: int
@@ -538,6 +560,11 @@ class Isolated(Record):
     """As in `SiteRecord`."""
     plumbing_s: Seconds | None = None
     """Host time per call that e2e puts between a module and the kernel, in eager inference; none in a CUDA graph."""
+    eager_cold_s: Seconds | None = None
+    """One call, by itself, after other work has filled the caches; likewise the next two."""
+    alternative_cold_s: Seconds | None = None
+    candidate_cold_s: Seconds | None = None
+    roofline: Roofline | None = None
 
 
 class KernelTime(Record):
@@ -559,6 +586,9 @@ class TraceRecord(Record):
     events: int
     device_events: int
     steps: int
+    memory_bytes: list[Bytes] = []
+    """Allocated by torch beyond what was there when the first profiled step began: the most in each of as many equal
+    slices of it, on the device where there is one; empty where the trace shows no allocation."""
 
 
 Cause = Literal[

@@ -14,7 +14,7 @@ from e2e.schema.policy import Policy
 from e2e.schema.record import Record
 from e2e.schema.selftest import SelftestNote
 from e2e.schema.verdict import Ablated, Estimate, Latency, MemoryVerdict, NumericsVerdict, Reason, Verdict
-from e2e.schema.words import Label, Outcome, Stage
+from e2e.schema.words import Label, Outcome, ReasonCode, Stage
 from e2e.schema.workload import Cell, Workload
 from e2e.units import Ratio, Seconds
 
@@ -101,6 +101,15 @@ class Resumption(Record):
     """Verdict workers finished in that cell."""
 
 
+class PreviousAttempt(Record):
+    """The finished run of the same op on the same workload before this one."""
+
+    run: str
+    outcome: Outcome | None
+    ratio: Ratio | None
+    """Against the opponent that decides."""
+
+
 class Attempts(Record):
     """Finished runs of one op on one workload, in one folder of results: of 200 kernels one is lucky."""
 
@@ -108,6 +117,7 @@ class Attempts(Record):
     """This run's, from 1."""
     confirmed: int
     """CONFIRMED ones up to and with this one."""
+    previous: PreviousAttempt | None = None
 
 
 class NextAction(Record):
@@ -119,6 +129,34 @@ class NextAction(Record):
     seconds: Seconds | None = None
 
 
+class FailingCase(Record):
+    """The first input of the op on which the kernel is wrong: enough to make it again."""
+
+    kernel: str | None
+    """As in `SiteRecord`."""
+    site: str
+    label: str
+    """`captured` or `example`, else the name of the edge input."""
+    shape: str
+    stride: str
+    dtype: str
+    code: ReasonCode | None
+    position: str | None
+    """First wrong index, and how the wrong numbers lie: a tail, a row, a tile, everywhere."""
+    error: float | None
+    error_baseline: float | None
+    allowed: float | None
+    message: str
+
+
+class LostTo(Record):
+    """An arm that the kernel does not beat by the margin."""
+
+    arm: str
+    microseconds_per_step: float
+    """What the step takes with the kernel beyond that arm's; below 0 it is faster, and not by enough."""
+
+
 class Feedback(Record):
     """What a kernel author or agent needs to act."""
 
@@ -127,6 +165,9 @@ class Feedback(Record):
     left_to_win: Ratio | None
     """Upper bound of the ceiling."""
     lost_to: list[str]
+    lost_by: list[LostTo] = []
+    """The same arms, in microseconds."""
+    failing_case: FailingCase | None = None
     next_actions: list[NextAction]
 
 

@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any, Literal
 
-from e2e import stats, wording
+from e2e import ceilings, stats, wording
 from e2e.arm_names import AS_SHIPPED, WITH_KERNELS, ArmName, is_adopted, places_of, some_kernels
-from e2e.errors import NoRoom
+from e2e.errors import E2EError, NoRoom
 from e2e.judge import judge
+from e2e.measure.machine import thread_count
 from e2e.measure.schedule import pick_strongest, steps_for
 from e2e.processes import Worker, WorkerFault
-from e2e.schema.evidence import ArmRecord, Fault, Fed, Generation, Isolated, Segment
+from e2e.schema.evidence import ArmRecord, Fault, Fed, Generation, Isolated, Roofline, Segment
 from e2e.schema.verdict import Estimate
 from e2e.schema.words import Mode, ReasonCode, Role, Stage
 from e2e.stages import earlier
@@ -463,7 +464,7 @@ def _alone(course: Course, member: Member) -> Isolated:
         seconds=min(3.0, 0.02 * course.policy.budgets.cell_s) / len(course.crew.members),
         alternative=alternative,
     )
-    found, said = reply["seconds"], course.said(member)
+    found, cold, said = reply["seconds"], reply["cold"] or {}, course.said(member)
     return Isolated(
         shape=next(check.shape for check in course.evidence.op_checks if check.kernel == said),
         calls_per_step=sum(site.calls for site in course.evidence.engagement.sites if site.kernel == said),
@@ -473,4 +474,22 @@ def _alone(course: Course, member: Member) -> Isolated:
         candidate_s=found["candidate"],
         plumbing_s=reply["plumbing_s"],
         kernel=said,
+        eager_cold_s=cold.get("eager"),
+        alternative_cold_s=cold.get("alternative"),
+        candidate_cold_s=cold.get("candidate"),
+        roofline=_roofline(course, member, part),
     )
+
+
+def _roofline(course: Course, member: Member, part: int) -> Roofline | None:
+    """It explains only: what goes wrong costs no run."""
+    assert course.clean is not None
+    device = course.evidence.device
+    try:
+        found = course.crew.require(course.clean, "roofline", inputs=str(course.calls_path(member)), part=part)
+        name = f"{device.name if device else course.crew.device}, {thread_count()} threads, {course.crew.cell.dtype}"
+        limits = ceilings.highest(name, {key: found[key] for key in ceilings.NAMES})
+        return Roofline.model_validate({**found, **limits})
+    except (E2EError, OSError, ValueError) as error:
+        course.learn(unseen=[*course.evidence.unseen, f"roofline: {wording.clean(str(error), 120)}"])
+        return None

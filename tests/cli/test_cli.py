@@ -488,7 +488,9 @@ def test_attempts_at_a_verdict_are_counted_and_no_others(
     for arguments, code in [([*failing, "--json"], 13), (build_only(out), 0), ([*failing, "--json"], 13)]:
         assert run(arguments) == code
         found.append(json.loads(capsys.readouterr().out))
-    counted = [{"number": 1, "confirmed": 0}, None, {"number": 2, "confirmed": 0}]
+    previous = {"run": found[0]["run_id"], "outcome": "failed", "ratio": None}
+    first, second = ({"number": number, "confirmed": 0} for number in (1, 2))
+    counted = [{**first, "previous": None}, None, {**second, "previous": previous}]
     assert [result["attempts"] for result in found] == counted
     assert run(["report", str(out / found[2]["run_id"])]) == 0
     assert "Attempt 2 of rms_norm on tiny-llama-infer; of these 0 CONFIRMED." in capsys.readouterr().out

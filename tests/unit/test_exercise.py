@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from e2e import registry
 from e2e.binding import in_training, sparing
 from e2e.errors import CandidateError
+from e2e.numerics import exercise
 from e2e.numerics.captures import Captured, save_calls
 from e2e.numerics.exercise import engage, gradients, isolated, model_logits, plumbing, run_calls
 from e2e.numerics.training import compare
@@ -259,6 +261,23 @@ def test_isolated_times_are_per_call_and_positive(inputs: Path) -> None:
 
     found = isolated(OP, {"candidate": OP.reference, "eager": slower}, inputs=inputs, device="cpu", seconds=0.1)
     assert 0 < found["candidate"] < found["eager"] < 0.1
+
+
+def test_a_cold_call_is_timed_by_itself_after_the_caches_were_filled(
+    inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exercise, "COLD_BYTES", {"cpu": 2**16})
+    calls: list[str] = []
+
+    def slower(*args: Any) -> Any:
+        calls.append("eager")
+        time.sleep(0.002)
+        return OP.reference(*args)
+
+    found = exercise.isolated_cold({"candidate": OP.reference, "eager": slower}, inputs=inputs, device="cpu")
+    assert exercise.COLD_TURNS == len(calls)
+    assert 0 < found["candidate"] < found["eager"]
+    assert found["eager"] >= 0.002
 
 
 def test_plumbing_is_measured_on_one_row_or_not_at_all(session: LlamaSession, inputs: Path) -> None:

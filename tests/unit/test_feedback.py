@@ -32,6 +32,7 @@ from tests.fakes import (
     ALTERNATIVE,
     CANDIDATE,
     EAGER,
+    STEP_S,
     arms,
     engagement,
     evidence,
@@ -240,6 +241,25 @@ def test_a_matched_kernel_is_told_which_path_to_use_and_whom_it_lost_to() -> Non
 
 def test_a_regression_loses_to_both_opponents() -> None:
     assert [ALTERNATIVE, EAGER] == fed(evidence(timed(0.9))).lost_to
+
+
+def test_what_was_lost_is_told_in_microseconds_of_the_step() -> None:
+    found = fed(evidence(timed(0.9)))
+    assert [ALTERNATIVE, EAGER] == [item.arm for item in found.lost_by]
+    assert all(
+        item.microseconds_per_step == pytest.approx(1e6 * STEP_S * (1 / 0.9 - 1), rel=0.02) for item in found.lost_by
+    )
+
+
+def test_the_first_wrong_input_is_told_so_that_it_can_be_made_again() -> None:
+    wrong = op_check(
+        status="wrong", code=ReasonCode.OP_ERROR_EXCEEDED, error_candidate=0.3, position="[3, 0]: the last row"
+    )
+    case = fed(evidence(op_checks=[op_check(), wrong], stage_finished=Stage.CHECK)).failing_case
+    assert case is not None
+    assert (case.site, case.shape, case.stride, case.dtype) == (wrong.site, wrong.shape, wrong.stride, wrong.dtype)
+    assert (case.error, case.allowed, case.position) == (0.3, wrong.allowed, "[3, 0]: the last row")
+    assert fed(evidence(WIN)).failing_case is None
 
 
 def test_a_confirmed_gain_goes_to_the_gate() -> None:

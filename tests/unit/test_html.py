@@ -12,6 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from e2e import registry
+from e2e.schema.evidence import LossPath, TrainingCheck
 from e2e.schema.result import CellResult, Region, Regions, Result
 from e2e.schema.verdict import Estimate, Reason
 from e2e.schema.words import Outcome, ReasonCode
@@ -264,3 +265,44 @@ def test_every_report_bears_every_part_that_may_be_absent() -> None:
             assert registry.load("reports", style).render(result)
         rendered += 1
     assert rendered > 150
+
+
+# ---- What only the page shows
+
+
+def test_drift_by_depth_has_a_row_for_every_layer() -> None:
+    found = sections(page(results.result()))["Drift by depth"]
+    rows = [[words(cell) for cell in row if cell.get("class") != "strip"] for row in found.iter("tr")]
+    assert ["model.layers.0", "0.001", "0.001", "1.02x"] == rows[1]
+    assert 1 + 16 == len(rows)
+
+
+def test_memory_over_the_step_is_a_curve_for_each_arm_and_its_peak_in_a_table() -> None:
+    found = sections(page(results.result()))["Memory over the step"]
+    rows = [[words(cell) for cell in row] for row in found.iter("tr")]
+    assert ["with the kernel", "147 MiB", "99 %", "147 MiB"] == rows[1]
+    assert "eager with F.rms_norm" == rows[2][0]
+    assert 2 * 80 == len(list(found.iter("circle")))
+
+
+def test_a_loss_path_is_drawn_step_by_step_with_its_numbers() -> None:
+    path = LossPath(
+        optimizer="adamw",
+        steps=3,
+        loss_first=4.0,
+        loss_last=3.0,
+        losses=[4.0, 3.5, 3.0],
+        losses_candidate=[4.0, 3.25, None],
+        envelope=0.1,
+        allowed=0.2,
+        apart=None,
+        bias_allowed=0.1,
+    )
+    check = TrainingCheck(
+        parameters=1, with_gradient_baseline=1, with_gradient_candidate=1, missing=[], paths=[path], status="wrong"
+    )
+    cell = CellResult(cell=results.cell(), evidence=results.evidence(training=check), verdict=results.verdict())
+    found = sections(page(results.result([cell])))["Loss path, adamw"]
+    rows = [[words(item) for item in row] for row in found.iter("tr")]
+    assert [["0", "4", "4", "0"], ["1", "3.5", "3.25", "0.25"], ["2", "3", "-", "-"]] == rows[1:]
+    assert 3 + 2 == len(list(found.iter("circle")))

@@ -289,3 +289,31 @@ def test_the_real_traces_operators_share_out_the_time_of_all_kernels(stored: Tim
     whole = sum(seconds for _, seconds in stored.rows.values())
     inside = sum(item.own_s for item in stored.within.values())
     assert inside == pytest.approx(whole, rel=0.02)
+
+
+# ---- Memory over a step
+
+
+def memory(moment: float, size: int, kind: int = 0) -> dict[str, Any]:
+    args = {"Bytes": size, "Device Type": kind, "Total Allocated": 0}
+    return {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": moment, "pid": 1, "tid": 1, "args": args}
+
+
+def of_a_step(*events: dict[str, Any]) -> list[int]:
+    step = span(timeline.STEP, 0, timeline.SLICES, cat="user_annotation")
+    return read(step, *events).record.memory_bytes
+
+
+def test_memory_over_a_step_is_what_is_allocated_beyond_its_beginning() -> None:
+    found = of_a_step(memory(-5, 900), memory(0.5, 100), memory(2.2, 50), memory(2.4, -50), memory(4.5, -100))
+    assert found[:6] == [100, 100, 150, 100, 100, 0]
+    assert len(found) == timeline.SLICES
+
+
+def test_memory_of_the_host_is_not_the_devices() -> None:
+    found = of_a_step(kernel("k", 1, 2), memory(0.5, 100), memory(0.6, 30, kind=1))
+    assert found[:2] == [30, 30]
+
+
+def test_a_step_that_allocates_nothing_has_no_curve() -> None:
+    assert of_a_step(memory(-5, 900)) == []
