@@ -80,6 +80,7 @@ class Range:
         run = store.Run(scratch)
         course = course_of(loaded, cells_of(loaded.workload.workload)[0], run, self._silent, scratch)
         course.crew.compiles = True  # the zygotes serve runs that compile, too
+        course.crew.writable = (self._folder,)  # and runs whose folders come later
         self._lend_zygotes(course)
         try:
             pipeline._build(course, loaded, run)
@@ -97,6 +98,7 @@ class Range:
         else:
             lender = self._crew.crew
             course.crew._zygotes, course.crew.confined = lender._zygotes, lender.confined
+            course.crew.sandboxed, course.crew._has_opened = lender.sandboxed, True
             course.crew.starts_cold = dict(lender.starts_cold)
         self._crew = course
 

@@ -21,9 +21,10 @@ from pathlib import Path
 import pytest
 
 from e2e.integrity.isolation import namespace_prefix
+from e2e.integrity.sandbox import sandbox
 from e2e.schema.check import CheckReport
 from e2e.schema.evidence import ExamRecord
-from e2e.schema.words import Outcome, Role, Stage
+from e2e.schema.words import Outcome, Role, Stage, Trust
 from tests import tiny
 from tests.specimens import write_workloads
 from tests.started import REPOSITORY, Ended, Started
@@ -445,6 +446,20 @@ def test_a_kernel_that_marks_its_segments_end_itself_is_caught(validate: Callabl
     assert (ended.code, ended.result.outcome) == (12, Outcome.INCORRECT)
     assert ended.reasons[0] == "tampered"
     assert "marks instead of 2" in ended.result.reasons[0].message
+
+
+def test_a_kernel_reaches_no_secret_no_file_no_network_and_no_process_of_others(
+    validate: Callable[..., Ended], tmp_path: Path
+) -> None:
+    (tmp_path / "here").mkdir()
+    if sandbox([tmp_path / "here"], cuda=False) is None:
+        pytest.skip("no sandbox works here")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        secrets = {"HF_TOKEN": "s3cret", "AWS_SECRET_ACCESS_KEY": "s3cret"}
+        ended = validate(BAD / "looks_around.py", E2E_TEST_PORT=str(server.getsockname()[1]), **secrets)
+    assert ended.code == 0, ended.out
+    assert ended.result.cells[0].evidence.trust is Trust.SANDBOXED
+    assert "trust        sandboxed: the kernel's host code had read-only files and no network" in ended.out
 
 
 @pytest.mark.skipif(not namespace_prefix(cuda=False), reason="PID namespaces are refused here")
