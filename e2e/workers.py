@@ -112,7 +112,7 @@ class Workers:
             self._no_sandbox = "the policy has `sandbox: false`"
             return None
         caches.mkdir(parents=True, exist_ok=True)
-        return sandbox([self.scratch, caches, *self.writable], cuda=self.device != "cpu")
+        return sandbox([shared(self.scratch), caches, *self.writable], cuda=self.device != "cpu")
 
     def _start(self, clean: bool, confinement: Confinement) -> None:
         if not clean:
@@ -147,7 +147,7 @@ class Workers:
     def begun(self, do: str, *, clean: bool, **fields: Any) -> Worker:
         """A fresh process with its first request sent; nothing waits for it yet."""
         number = next(self._numbers)
-        private = self.scratch / f"tmp-{number}"
+        private = (self.scratch if clean else shared(self.scratch)) / f"tmp-{number}"
         private.mkdir()
         worker = self._spawned(clean, private, log=self.scratch / f"worker-{number}.log")
         worker.clean, worker.opening = clean, fields
@@ -368,6 +368,13 @@ class Workers:
     def _clean_owner(self) -> str:
         """Whose clean workers' compiled code it is."""
         return "op"
+
+
+def shared(scratch: Path) -> Path:
+    """The part of the scratch folder that processes with the candidate write to; what others rely on lies beside it."""
+    folder = scratch / "shared"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _homes(caches: Path) -> dict[str, str]:
