@@ -344,6 +344,7 @@ class Workers:
         caches = self._caches(clean=clean)
         return {
             **(without_secrets(os.environ)),
+            "TMPDIR": str(self.scratch if clean else shared(self.scratch)),
             "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
             "TRITON_CACHE_DIR": str(caches / "triton"),
             "OPENBLAS_NUM_THREADS": "1",
