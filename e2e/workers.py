@@ -380,7 +380,7 @@ def shared(scratch: Path) -> Path:
 
 def _homes(caches: Path) -> dict[str, str]:
     """In a sandbox: folders of a candidate's own for what libraries keep, and those that they read where they are."""
-    usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     read = {"HF_HOME": usual / "huggingface", "TORCH_HOME": usual / "torch", "E2E_CACHE_DIR": cache_folder()}
     own = {name: caches / name.lower() for name in ("XDG_CACHE_HOME", "TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH")}
     left = {name: path for name, path in read.items() if name not in os.environ}
