@@ -38,7 +38,7 @@ from e2e.scratch import scratch_folder
 from e2e.signatures import signature_of
 from e2e.stages.correctness import op_checks
 from e2e.surroundings import packages
-from e2e.workers import CandidateFault, Member, Workers
+from e2e.workers import CandidateFault, Member, Workers, shared
 from e2e.yaml_lines import printable
 
 STAGE = Stage.CHECK
@@ -183,8 +183,9 @@ class _DtypeRun:
         self._captured = str(captured.path.resolve()) if captured else None
         self._workers, self._clean, self._dtype = workers, clean, dtype
         self._ratio = workers.policy.numerics.error_ratio
-        self._calls, self._outputs, self._gradients = (
-            str(workers.scratch / f"{dtype}.{name}") for name in ("calls", "outputs", "gradients")
+        self._calls = str(workers.scratch / f"{dtype}.calls")
+        self._outputs, self._gradients = (
+            str(shared(workers.scratch) / f"{dtype}.{name}") for name in ("outputs", "gradients")
         )
         self._found: dict[str, Any] = {"inputs": [], "mutants": [], "gradients": None, "torch": None}
 

@@ -17,6 +17,7 @@ from e2e.errors import UsageError
 from e2e.exam import Exam
 from e2e.integrity.isolation import WARM_COMPILER
 from e2e.measure.machine import has_vectors, thread_count
+from e2e.model_files import is_needed, place_of
 from e2e.processes import Worker
 from e2e.schema.words import Stage
 from e2e.schema.workload import Cell
@@ -50,6 +51,20 @@ class Crew(Workers):
         for clean, zygote in self._zygotes.items():
             if self._compiles(clean):
                 zygote.warm()
+
+    @property
+    def has_to_fetch(self) -> bool:
+        """Whether opening the workload may write files or ask the network, which a sandbox allows nobody.
+
+        Then the clean process opens it first: later ones find what it fetched.
+        """
+        spec = self.workload.workload.model
+        if not self.sandboxed:
+            return False
+        if spec.trust_remote_code:
+            return True
+        place = place_of(spec, self.workload.path.parent) if is_needed(spec) else None
+        return place is not None and (place.hub is not None or place.is_gguf)
 
     def worker(self, *, clean: bool) -> Worker:
         """A fresh process with the workload open.

@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from e2e.builders._toolchain import Compiler, cuda_compiler, host_compiler
 from e2e.cache import cache_folder
 from e2e.errors import EnvironmentFault
 from e2e.integrity.isolation import namespace_prefix
+from e2e.integrity.sandbox import sandbox
 from e2e.measure.machine import free_memory_bytes
 from e2e.wording import clean, size
 
@@ -218,8 +220,15 @@ def _namespace() -> Check:
 
 
 def _sandbox() -> Check:
-    remedy = "runs work; candidates see this user's files: no version of e2e confines them yet"
-    return Check("file sandbox", "missing", "", remedy)
+    """Whether candidates can be kept from files and network; on a GPU each run tries once more, with the device."""
+    with tempfile.TemporaryDirectory(prefix="e2e-doctor-") as folder:
+        inside = Path(folder) / "inside"
+        inside.mkdir()
+        found = sandbox([inside], cuda=False)
+    if found is not None:
+        return Check("sandbox", "ok", f"candidates have read-only files and no network, by {found.how}")
+    remedy = "runs work; candidates can do what this user can: install bubblewrap, or allow namespaces"
+    return Check("sandbox", "missing", "neither bwrap nor unshare makes one", remedy)
 
 
 def _pressure() -> Check:

@@ -25,12 +25,18 @@ class Keeper:
     """One run's cells, as far as they have come; `loaded.request.resume` says how far an earlier process came.
 
     Made while the run's folder is held.
+
+    Raises:
+        UsageError: another process went on with the run meanwhile.
+        EnvironmentFault: nothing can be written.
     """
 
     def __init__(self, loaded: Loaded, run: store.Run) -> None:
         self._loaded, self._run = loaded, run
         self._began = time.monotonic()
         self._before = loaded.request.resume
+        if self._before is not None and self._before != unfinished.load(run.folder):
+            raise UsageError(f"another process went on with run {run.run_id} meanwhile: `e2e report {run.folder}`")
         self._created = self._before.result.created if self._before else _now()
         self._data = data_sha256(loaded)
         entries = _entries(self._before)

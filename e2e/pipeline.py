@@ -300,7 +300,8 @@ def _stages(course: Course, stages: Sequence[tuple[Stage, Callable[[Course], Non
     except CandidateFault as caught:
         course.fail(caught.fault)
     telemetry, unseen = course.watch.end()
-    course.learn(telemetry=telemetry, unseen=[*course.evidence.unseen, *unseen, *course.crew.remarks()])
+    unseen += course.crew.remarks()
+    course.learn(telemetry=telemetry, unseen=[*course.evidence.unseen, *unseen], trust=course.crew.trust)
     if not course.evidence.faults:
         try:
             with course.spending("afterwards"):

@@ -53,8 +53,6 @@ class Zygote:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control = ours
         self._log = log
-        self.confined = bool(prefix)
-        """Whether it lives in a PID namespace of its own."""
         with log.open("ab") as stream, theirs:
             self._process = subprocess.Popen(
                 [*prefix, sys.executable, "-P", "-m", "e2e.zygote", str(theirs.fileno()), *modules],
@@ -191,6 +189,8 @@ class Worker:
         """Whether it never loads a candidate."""
         self._asked: deque[str] = deque()
         """Numbers of requests without an answer, drawn at random: a message of the candidate's own has none."""
+        self.opening: dict[str, Any] = {}
+        """The first request, which runs no candidate."""
         self.facts: dict[str, Any] = {}
         """What it said when it opened the workload."""
 

@@ -20,7 +20,7 @@ from e2e.schema.evidence import (
 from e2e.schema.policy import Policy
 from e2e.schema.result import CellResult, Result
 from e2e.schema.verdict import MemoryVerdict, NumericsVerdict, Verdict
-from e2e.schema.words import Stage
+from e2e.schema.words import Stage, Trust
 from e2e.units import Bytes, Seconds
 from e2e.weighing import fed_of
 from e2e.wording import ABSENT, change, clean, count, duration, outcome_word, percent, ratio, size, small, span
@@ -30,6 +30,11 @@ _PLAIN = ("float64", "float32", "float16", "bfloat16", "bool")
 _SITES_SHOWN = 4
 _WRONG_SHOWN = 3
 _UNSEEN_SHOWN = 6
+_REACH = {
+    Trust.RAW: "the kernel brings no host code",
+    Trust.SANDBOXED: "the kernel's host code had read-only files and no network",
+    Trust.SAME_USER: "the kernel's host code could do what this user can",
+}
 
 _UNFINISHED = {
     None: "outputs; speed",
@@ -318,6 +323,8 @@ def _resolution(evidence: Evidence, verdict: Verdict, policy: Policy | None) -> 
         what = "timed run" if evidence.command_runs else "timed step"
         replayed = f"{audit.steps_audited:,} of {count(audit.steps_timed, what)}"
         yield "verified", f"{replayed} replayed in another process: {found}"
+    if evidence.trust is not None:
+        yield "trust", f"{evidence.trust}: {_REACH[evidence.trust]}"
     busy = evidence.device.busy_ratio if evidence.device else None
     if busy is not None:
         yield "device", f"busy {percent(busy)} of the strongest PyTorch step"

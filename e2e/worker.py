@@ -9,6 +9,7 @@ import os
 import resource
 import secrets
 import socket
+import tempfile
 import traceback
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ def run(sock: socket.socket, request: dict[str, Any]) -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
     os.environ.update(request.get("environment", {}))
+    tempfile.tempdir = None  # an import in the zygote may have looked for one, and remembered it
     channel = Channel(sock)
     worker = Handlers(channel, clean=bool(request["clean"]))
     while True:

@@ -13,15 +13,16 @@ from typing import Any
 
 from e2e.cache import cache_folder
 from e2e.errors import E2EError, EnvironmentFault, NoRoom, UsageError
-from e2e.integrity.isolation import namespace_prefix, without_secrets
+from e2e.integrity.isolation import without_secrets
 from e2e.integrity.quiescence import WINDOW_S, WINDOWS
+from e2e.integrity.sandbox import Confinement, namespace, sandbox
 from e2e.measure.machine import free_memory_bytes, thread_count
 from e2e.processes import Worker, WorkerFault, Zygote
 from e2e.protocols import Built
 from e2e.schema.evidence import Fault, Where
 from e2e.schema.kernel import Kernel
 from e2e.schema.policy import Policy
-from e2e.schema.words import ReasonCode, Stage, accusation
+from e2e.schema.words import ReasonCode, Stage, Trust, accusation
 from e2e.units import Seconds
 
 _KINDS = {
@@ -79,27 +80,61 @@ class Workers:
     members: list[Member]
     adopted: dict[str, Built] = field(default_factory=dict)
     """Kernels adopted earlier, which the policy names as opponents; by their arms' alternative."""
+    writable: tuple[Path, ...] = ()
+    """Folders beside its own that a candidate may write to."""
     confined: bool = False
+    """Whether nothing can outlive the zygotes."""
+    sandboxed: bool = False
+    """Whether the candidate's processes have no network and read-only files."""
     starts_cold: dict[bool, bool] = field(default_factory=dict)
     """Whether no earlier run left compiled code in the caches: of clean workers, and of these kernels'."""
     bind_s: Seconds | None = None
     """Loading and binding the kernels in the first process that did, by the parent's clock."""
     _zygotes: dict[bool, Zygote] = field(default_factory=dict)
+    _has_opened: bool = False
+    """Whether a process in the sandbox has opened the workload."""
+    _no_sandbox: str = "no sandbox works here"
+    """Why there is none."""
     _numbers: Any = field(default_factory=itertools.count)
 
     def start(self, *, sides: Sequence[bool] = (True, False)) -> None:
         """Begin the zygotes' imports, side by side; nothing waits for them yet. `sides`: is it the clean one?"""
-        prefix = namespace_prefix(cuda=self.device != "cpu")
-        self.confined = bool(prefix)
+        usual = namespace(cuda=self.device != "cpu")
+        self.confined = usual.has_namespace
         for clean in sides:
             caches = self._caches(clean=clean)
             self.starts_cold[clean] = not (caches.is_dir() and any(caches.iterdir()))
-            self._zygotes[clean] = Zygote(
-                self._modules(),
-                environment=self._environment(clean),
-                prefix=prefix,
-                log=self.scratch / f"zygote-{'clean' if clean else 'candidate'}.log",
-            )
+            own = None if clean else self._sandbox(caches)
+            self._start(clean, own or usual)
+
+    def _sandbox(self, caches: Path) -> Confinement | None:
+        if not self.policy.sandbox:
+            self._no_sandbox = "the policy has `sandbox: false`"
+            return None
+        caches.mkdir(parents=True, exist_ok=True)
+        return sandbox([shared(self.scratch), caches, *self.writable], cuda=self.device != "cpu")
+
+    def _start(self, clean: bool, confinement: Confinement) -> None:
+        if not clean:
+            self.sandboxed = confinement.is_sandbox
+        self._zygotes[clean] = Zygote(
+            self._modules(),
+            environment=self._environment(clean),
+            prefix=confinement.prefix,
+            log=self.scratch / f"zygote-{'clean' if clean else 'candidate'}.log",
+        )
+
+    def _leave_sandbox(self, why: str) -> bool:
+        """Go on without it where it is in the way of what runs no candidate; False where it cannot be blamed.
+
+        Once a process in it has opened the workload, it works: a candidate must not get rid of it.
+        """
+        if not self.sandboxed or self._has_opened:
+            return False
+        self._no_sandbox = f"in the sandbox the workload does not open ({why.splitlines()[0]})"
+        self._zygotes[False].close()
+        self._start(False, namespace(cuda=self.device != "cpu"))
+        return True
 
     def fresh(self, do: str, *, clean: bool, **fields: Any) -> Worker:
         """A fresh process that has answered that first request; its answer is in the worker's `facts`.
@@ -112,13 +147,10 @@ class Workers:
     def begun(self, do: str, *, clean: bool, **fields: Any) -> Worker:
         """A fresh process with its first request sent; nothing waits for it yet."""
         number = next(self._numbers)
-        private = self.scratch / f"tmp-{number}"
+        private = (self.scratch if clean else shared(self.scratch)) / f"tmp-{number}"
         private.mkdir()
-        worker = self._zygotes[clean].spawn(
-            {"clean": clean, "environment": {"TMPDIR": str(private)}},
-            log=self.scratch / f"worker-{number}.log",
-        )
-        worker.clean = clean
+        worker = self._spawned(clean, private, log=self.scratch / f"worker-{number}.log")
+        worker.clean, worker.opening = clean, fields
         try:
             worker.send(
                 do,
@@ -133,6 +165,15 @@ class Workers:
             raise _ours(fault) from fault
         return worker
 
+    def _spawned(self, clean: bool, private: Path, log: Path) -> Worker:
+        request = {"clean": clean, "environment": {"TMPDIR": str(private)}}
+        try:
+            return self._zygotes[clean].spawn(request, log=log)
+        except EnvironmentFault as error:
+            if clean or not self._leave_sandbox(error.message):
+                raise
+            return self._zygotes[clean].spawn(request, log=log)
+
     def answered(self, worker: Worker, do: str) -> Worker:
         """The process that was begun, with its first answer.
 
@@ -143,7 +184,10 @@ class Workers:
             worker.facts = worker.answer(do, timeout_s=self.policy.budgets.import_s)
         except WorkerFault as fault:
             worker.close()
+            if not worker.clean and self._leave_sandbox(fault.message):
+                return self.fresh(do, clean=False, **worker.opening)
             raise _ours(fault) from fault
+        self._has_opened |= not worker.clean
         return worker
 
     def bind(self, worker: Worker, fqns: list[str], *, stage: Stage) -> None:
@@ -267,7 +311,17 @@ class Workers:
         """What the report should say about the processes themselves."""
         extra = {name for zygote in self._zygotes.values() for name in zygote.threads[1:]}
         found = [f"single-threaded forks: imports started {', '.join(sorted(extra))}"] if extra else []
+        if self._zygotes and self.trust is Trust.SAME_USER:
+            found.append(f"what the kernel did to files and network: {self._no_sandbox}")
         return found if self.confined else [*found, "escaped processes: no PID namespace here"]
+
+    @property
+    def trust(self) -> Trust:
+        """What host code the kernels bring, and what it can reach."""
+        kernels = [*(member.kernel for member in self.members), *(built.kernel for built in self.adopted.values())]
+        if all(kernel.manifest.binding == "raw" for kernel in kernels):
+            return Trust.RAW
+        return Trust.SANDBOXED if self.sandboxed else Trust.SAME_USER
 
     def close(self) -> None:
         """End every process."""
@@ -290,6 +344,7 @@ class Workers:
         caches = self._caches(clean=clean)
         return {
             **(without_secrets(os.environ)),
+            "TMPDIR": str(self.scratch if clean else shared(self.scratch)),
             "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
             "TRITON_CACHE_DIR": str(caches / "triton"),
             "OPENBLAS_NUM_THREADS": "1",
@@ -299,6 +354,7 @@ class Workers:
             "KINETO_LOG_LEVEL": "99",
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",  # more would start a pool, hence threads, in the zygote
+            **(_homes(caches) if self.sandboxed and not clean else {}),
         }
 
     def _caches(self, *, clean: bool) -> Path:
@@ -314,6 +370,22 @@ class Workers:
     def _clean_owner(self) -> str:
         """Whose clean workers' compiled code it is."""
         return "op"
+
+
+def shared(scratch: Path) -> Path:
+    """The part of the scratch folder that processes with the candidate write to; what others rely on lies beside it."""
+    folder = scratch / "shared"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _homes(caches: Path) -> dict[str, str]:
+    """In a sandbox: folders of a candidate's own for what libraries keep, and those that they read where they are."""
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    read = {"HF_HOME": usual / "huggingface", "TORCH_HOME": usual / "torch", "E2E_CACHE_DIR": cache_folder()}
+    own = {name: caches / name.lower() for name in ("XDG_CACHE_HOME", "TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH")}
+    left = {name: path for name, path in read.items() if name not in os.environ}
+    return {**{name: str(path) for name, path in {**left, **own}.items()}, "HF_HUB_OFFLINE": "1"}
 
 
 def _ours(fault: WorkerFault) -> E2EError:

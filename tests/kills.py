@@ -36,6 +36,15 @@ LIMIT_S = 280
 _QUICK = {"segment_s: 0.02": "segment_s: 0.005", "ceiling_s: 1": "ceiling_s: 0.2"}
 
 
+def quick_policy(file: Path) -> Path:
+    """The policy of the tiny workload, with little time for everything."""
+    text = tiny.write_policy(file).read_text()
+    for usual, quick in _QUICK.items():
+        text = text.replace(usual, quick)
+    file.write_text(f"{text}warm_steps: 3\nmin_steps: 2\n")
+    return file
+
+
 @dataclass
 class Killed:
     """One run, and what was found wrong with it."""
@@ -53,11 +62,7 @@ class Killing:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        policy = tiny.write_policy(folder / "policy.yaml")
-        text = policy.read_text()
-        for usual, quick in _QUICK.items():
-            text = text.replace(usual, quick)
-        policy.write_text(f"{text}warm_steps: 3\nmin_steps: 2\n")
+        policy = quick_policy(folder / "policy.yaml")
         command = ["validate", str(tiny.write_workload(folder)), "--kernel", str(KERNEL), "--policy", str(policy)]
         self._command = [*command, "--seed", str(SEED)]
         self._count = 0
@@ -104,7 +109,7 @@ class Killing:
             return
         result = ended.result
         found.went_on = str(result.outcome)
-        found.problems += _differences(before, result, whole)
+        found.problems += differences(before, result, whole)
 
 
 def _kill(started: Started, whom: str) -> None:
@@ -138,7 +143,7 @@ def _look(folder: Path, found: Killed) -> None:
         found.problems.append(f"gate ends with {code}: {err.strip()}")
 
 
-def _differences(before: Result, after: Result, whole: Result) -> Iterator[str]:
+def differences(before: Result, after: Result, whole: Result) -> Iterator[str]:
     """How a resumed run is not the one that it would have been."""
     if len(after.resumed) != 1:
         yield f"it says that it was resumed {len(after.resumed)} times"

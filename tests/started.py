@@ -22,6 +22,25 @@ SOON_S = 2.0
 _NUMBERS = itertools.count()
 
 
+def marked(mark: str) -> dict[int, str]:
+    """Everything alive with that mark in its environment, by command line."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            environment = (folder / "environ").read_bytes().split(b"\0")
+            if f"{MARK}={mark}".encode() in environment:
+                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return found
+
+
+def left_behind(mark: str) -> dict[int, str]:
+    """What is still alive with that mark after a moment."""
+    end = time.monotonic() + SOON_S
+    while (found := marked(mark)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return found
+
+
 @dataclass(frozen=True)
 class Ended:
     """A finished run of the command."""
@@ -92,20 +111,11 @@ class Started:
 
     def processes(self) -> dict[int, str]:
         """Everything alive that this run started, by command line."""
-        found = {}
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                environment = (folder / "environ").read_bytes().split(b"\0")
-                if f"{MARK}={self.mark}".encode() in environment:
-                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        return found
+        return marked(self.mark)
 
     def left_behind(self) -> dict[int, str]:
         """What is still alive after a moment."""
-        end = time.monotonic() + SOON_S
-        while (found := self.processes()) and time.monotonic() < end:
-            time.sleep(0.05)
-        return found
+        return left_behind(self.mark)
 
     def clean_up(self) -> None:
         for file in self._files:

@@ -44,7 +44,7 @@ def namespace_prefix(*, cuda: bool) -> list[str]:
     command = ["unshare", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc"]
     if os.geteuid() != 0:
         command += ["--user", "--map-current-user"]
-    inside = [sys.executable, "-S", "-c", _CUDA_PROBE] if cuda else ["true"]
+    inside = [sys.executable, "-S", "-c", CUDA_PROBE] if cuda else ["true"]
     try:
         probe = subprocess.run([*command, *inside], capture_output=True, timeout=PROBE_S, check=False)
     except subprocess.TimeoutExpired:
@@ -52,7 +52,7 @@ def namespace_prefix(*, cuda: bool) -> list[str]:
     return command if probe.returncode == 0 else []
 
 
-_CUDA_PROBE = "import ctypes, sys; sys.exit(ctypes.CDLL('libcuda.so.1').cuInit(0))"
+CUDA_PROBE = "import ctypes, sys; sys.exit(ctypes.CDLL('libcuda.so.1').cuInit(0))"
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from pydantic import Field
 from e2e.schema.command import CommandRun
 from e2e.schema.precision import Precision
 from e2e.schema.record import Record
-from e2e.schema.words import Mode, ReasonCode, Role, Stage
+from e2e.schema.words import Mode, ReasonCode, Role, Stage, Trust
 from e2e.units import Bytes, Ratio, Seconds
 
 
@@ -756,6 +756,8 @@ class Evidence(Record):
     telemetry: Telemetry = Telemetry()
     unseen: list[str] = []
     """What this machine does not show, each in one phrase."""
+    trust: Trust | None = None
+    """None in runs that did not record it, and where no process held the candidate."""
     faults: list[Fault] = []
     no_room: str | None = None
     """What ran out of memory with or without the kernel, in a sweep, where other cells may fit; None: nothing did."""

@@ -197,6 +197,8 @@ class Policy(Record):
     audit_fraction: float = Field(0.05, gt=0, le=1)
     """Share of timed steps replayed in another process."""
     traces: bool = True
+    sandbox: bool = True
+    """Whether candidates live without a network and with read-only files, where the machine can do that."""
     memory: Memory = Memory()
     pins: Pins = Pins()
     limits: Limits = Limits()

@@ -63,6 +63,17 @@ class Role(StrEnum):
     """Identical code that `e2e selftest` slows down by a known time, or not at all."""
 
 
+class Trust(StrEnum):
+    """What the candidate's own host code could reach, the least first."""
+
+    RAW = "raw device code"
+    """It brings none: e2e launches its device code."""
+    SANDBOXED = "sandboxed"
+    """Files read-only but for a few folders of its own, no network, a PID namespace."""
+    SAME_USER = "same user"
+    """Whatever the user's processes can."""
+
+
 class Mode(StrEnum):
     """How an arm runs its step."""
 

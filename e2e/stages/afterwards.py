@@ -40,7 +40,7 @@ def _traced(course: Course, arms: list[str], stage: Stage) -> dict[str, Timeline
     assert course.pilot is not None
     found: dict[str, Timeline] = {}
     for arm in dict.fromkeys(arms):
-        raw = course.path("trace.json")
+        raw = course.handed_over("trace.json")
         reply = course.crew.ask(course.pilot, "trace", stage=stage, arm=arm, path=str(raw), steps=TRACE_STEPS)
         try:
             found[arm] = timeline.store(raw, course.folder / "traces", arm=arm, steps=int(reply["steps"]))

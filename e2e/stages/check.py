@@ -47,9 +47,11 @@ def open_model(course: Course) -> Worker:
     """The clean process with the model open, and what it says of the sites; gives the process begun for the kernels."""
     course.progress.stage("check", "loading the model, looking for the op's sites")
     with course.spending("load"):
-        clean, begun = course.crew.begin(clean=True), course.crew.begin(clean=False)
+        clean = course.crew.begin(clean=True)
+        early = None if course.crew.has_to_fetch else course.crew.begin(clean=False)
         course.crew.warm()
         course.clean = course.crew.opened(clean)
+        begun = early or course.crew.begin(clean=False)
     know_device(course)
     named = None
     if any(member.kernel.manifest.kind == "patch" for member in course.crew.members):

@@ -63,7 +63,7 @@ def check_op(course: Course, worker: Worker) -> None:
     assert course.clean is not None
     found = []
     for part, member in course.bound:
-        inputs, outputs = str(course.calls_path(member)), str(course.path(f"op-outputs-{part}.safetensors"))
+        inputs, outputs = str(course.calls_path(member)), str(course.handed_over(f"op-outputs-{part}.safetensors"))
         try:
             reply = course.crew.ask(
                 worker, "run_ops", stage=STAGE, member=member, part=part, inputs=inputs, outputs=outputs
@@ -208,7 +208,7 @@ def check_outputs(course: Course, worker: Worker) -> None:
 def compare_outputs(course: Course, worker: Worker) -> None:
     """What the kernels bound in that worker make of the model, against what the reference made of it before."""
     assert course.clean is not None
-    crew, path, ratio = course.crew, str(course.path("logits.safetensors")), course.policy.numerics.error_ratio
+    crew, path, ratio = course.crew, str(course.handed_over("logits.safetensors")), course.policy.numerics.error_ratio
     calls = crew.ask(worker, "logits", stage=STAGE, tokens=_model_tokens(course), path=path)["calls"]
     members = [member for _, member in course.bound]
     declared = [item for member in members if (item := _lossy_in(course, member)) is not None]
@@ -278,7 +278,7 @@ def check_training(course: Course, worker: Worker) -> None:
     """One training step's gradients with the candidate bound in that worker."""
     course.progress.stage("check", "one training step: gradients of every parameter")
     paths = {
-        True: str(course.path("gradients-candidate.st")),
+        True: str(course.handed_over("gradients-candidate.st")),
         False: str(course.path("gradients-baseline.st")),
     }
     assert course.clean is not None
@@ -314,7 +314,7 @@ def check_training(course: Course, worker: Worker) -> None:
 
 def _loss_paths(course: Course, worker: Worker) -> None:
     """Where the kernel leads a model that it trains."""
-    steps, path = course.policy.numerics.training_steps, str(course.path("paths.st"))
+    steps, path = course.policy.numerics.training_steps, str(course.handed_over("paths.st"))
     course.progress.stage("check", f"{steps} training steps: does the loss go where the baseline's goes?")
     assert course.clean is not None and course.evidence.training is not None
     limit = course.policy.budgets.compile_s
@@ -328,7 +328,7 @@ def _loss_paths(course: Course, worker: Worker) -> None:
 def arm_is_right(course: Course, worker: Worker, arm: str) -> str | None:
     """Why an arm may not be timed: in its mode the step's outputs are further from the reference than allowed."""
     assert course.clean is not None
-    path = str(course.path("step.safetensors"))
+    path = str(course.handed_over("step.safetensors"))
     if course.crew.cell.step == "train":
         course.crew.ask(worker, "probes", stage=Stage.SCREEN, arm=arm, path=path)
         problem: str | None = course.crew.require(course.clean, "compare_probes", path=path)["problem"]

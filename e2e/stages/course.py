@@ -22,7 +22,7 @@ from e2e.schema.policy import Policy
 from e2e.schema.words import Mode, Stage
 from e2e.unfinished import CellSoFar, VerdictSoFar
 from e2e.units import Seconds
-from e2e.workers import Member
+from e2e.workers import Member, shared
 
 
 @dataclass
@@ -188,3 +188,7 @@ class Course:
     def path(self, name: str) -> Path:
         """A file in the scratch folder, gone after the run."""
         return self.crew.scratch / name
+
+    def handed_over(self, name: str) -> Path:
+        """The same for a file that a process with the candidate writes."""
+        return shared(self.crew.scratch) / name

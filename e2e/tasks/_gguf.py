@@ -26,6 +26,8 @@ def converted(file: Path) -> Path:
     status = file.stat()
     asked = f"{file.resolve()} {status.st_size} {status.st_mtime_ns} {transformers.__version__}"
     folder = cache_folder() / "models" / f"{file.stem}-{hashlib.sha256(asked.encode()).hexdigest()[:16]}"
+    if folder.is_dir():  # a process in a sandbox can only read it
+        return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with Path(f"{folder}.lock").open("w") as lock:

@@ -29,13 +29,13 @@ _QUICK = "warm_steps: 3\n"
 class Range:
     """Where fixtures are tried, one after the other: `pipeline.collect`, but for the zygotes, which stay."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, *, call_s: float = 20) -> None:
         self._device = device
         self._cores = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {min(self._cores)})  # threads that wait for each other take a hundred times as long
         self._folder = Path(tempfile.mkdtemp(prefix="e2e-cheats-"))
         self._workload = tiny.write_workload(self._folder)
-        self._policy = tiny.write_policy(self._folder / "policy.yaml", call_s=20, cell_s=120)
+        self._policy = tiny.write_policy(self._folder / "policy.yaml", call_s=call_s, cell_s=120)
         text = self._policy.read_text().replace("ceiling_s: 1\n", "ceiling_s: 0.2\n")
         self._policy.write_text(text + _QUICK)
         self._silent = PlainProgress(io.StringIO())
@@ -80,6 +80,7 @@ class Range:
         run = store.Run(scratch)
         course = course_of(loaded, cells_of(loaded.workload.workload)[0], run, self._silent, scratch)
         course.crew.compiles = True  # the zygotes serve runs that compile, too
+        course.crew.writable = (self._folder,)  # and runs whose folders come later
         self._lend_zygotes(course)
         try:
             pipeline._build(course, loaded, run)
@@ -97,6 +98,7 @@ class Range:
         else:
             lender = self._crew.crew
             course.crew._zygotes, course.crew.confined = lender._zygotes, lender.confined
+            course.crew.sandboxed, course.crew._has_opened = lender.sandboxed, True
             course.crew.starts_cold = dict(lender.starts_cold)
         self._crew = course
 

@@ -20,11 +20,14 @@ from pathlib import Path
 
 import pytest
 
+from e2e import unfinished
 from e2e.integrity.isolation import namespace_prefix
+from e2e.integrity.sandbox import sandbox
 from e2e.schema.check import CheckReport
 from e2e.schema.evidence import ExamRecord
-from e2e.schema.words import Outcome, Role, Stage
+from e2e.schema.words import Outcome, Role, Stage, Trust
 from tests import tiny
+from tests.kills import differences, quick_policy
 from tests.specimens import write_workloads
 from tests.started import REPOSITORY, Ended, Started
 
@@ -452,6 +455,20 @@ def test_a_kernel_that_marks_its_segments_end_itself_is_caught(validate: Callabl
     assert "marks instead of 2" in ended.result.reasons[0].message
 
 
+def test_a_kernel_reaches_no_secret_no_file_no_network_and_no_process_of_others(
+    validate: Callable[..., Ended], tmp_path: Path
+) -> None:
+    (tmp_path / "here").mkdir()
+    if sandbox([tmp_path / "here"], cuda=False) is None:
+        pytest.skip("no sandbox works here")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        secrets = {"HF_TOKEN": "s3cret", "AWS_SECRET_ACCESS_KEY": "s3cret"}
+        ended = validate(BAD / "looks_around.py", E2E_TEST_PORT=str(server.getsockname()[1]), **secrets)
+    assert ended.code == 0, ended.out
+    assert ended.result.cells[0].evidence.trust is Trust.SANDBOXED
+    assert "trust        sandboxed: the kernel's host code had read-only files and no network" in ended.out
+
+
 @pytest.mark.skipif(not namespace_prefix(cuda=False), reason="PID namespaces are refused here")
 @pytest.mark.parametrize("kernel", ["leaves_a_daemon.py", "kills_its_parent.py"])
 def test_in_a_namespace_a_kernel_neither_escapes_nor_ends_its_zygote(
@@ -625,6 +642,35 @@ def test_also_where_namespaces_are_refused(
     started.process.kill()
     started.process.wait(10)
     assert started.left_behind() == {}
+
+
+def test_a_run_that_is_killed_between_two_workers_goes_on_with_those_that_are_done(
+    start: Start, tiny_workload: Path, tmp_path: Path
+) -> None:
+    command = [
+        "validate",
+        str(tiny_workload),
+        "--kernel",
+        str(GOOD),
+        "--policy",
+        str(quick_policy(tmp_path / "q.yaml")),
+    ]
+    started = start(*command)
+    started.wait_for(lambda: "worker 3 of at least" in started.said())
+    started.process.kill()
+    started.process.wait(10)
+    assert started.left_behind() == {}
+    (folder,) = started.out.iterdir()
+    before = unfinished.load(folder).result
+    ended = start("validate", "--resume", str(folder)).end()
+    assert ended.code in (0, 10, 11), ended.err
+    assert list(differences(before, ended.result, whole=ended.result)) == []
+    evidence = ended.result.cells[0].evidence
+    assert [item.workers_finished for item in ended.result.resumed] == [2]
+    assert evidence.workers_finished == 5 or evidence.budget_exhausted
+    assert evidence.audit is not None
+    assert evidence.audit.mismatches == []
+    assert evidence.audit.steps_committed == evidence.audit.steps_timed > 0
 
 
 # ---- Verdicts

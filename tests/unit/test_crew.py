@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +67,25 @@ def crew_in(tmp_path: Path) -> Crew:
         scratch=tmp_path,
         members=[Member(results.kernel())],
     )
+
+
+@pytest.mark.parametrize(
+    ("spec", "fetches"),
+    [
+        ({"id": "model"}, False),
+        ({"id": "someone/model"}, True),
+        ({"id": "model", "trust_remote_code": True}, True),
+        ({"id": "someone/model", "weights": "random", "config": {"model_type": "llama"}}, False),
+    ],
+)
+def test_in_a_sandbox_what_has_to_be_fetched_is_opened_by_the_clean_process_first(
+    tmp_path: Path, spec: dict[str, Any], fetches: bool
+) -> None:
+    (tmp_path / "model").mkdir()
+    crew = crew_in(tmp_path)
+    asked = crew.workload.workload
+    model = asked.model.model_copy(update={"config": {}, "weights": "pretrained", **spec})
+    crew.workload = replace(crew.workload, workload=asked.model_copy(update={"model": model}))
+    assert crew.has_to_fetch is False
+    crew.sandboxed = True
+    assert crew.has_to_fetch is fetches

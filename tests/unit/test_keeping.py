@@ -129,6 +129,19 @@ def test_a_second_kill_before_the_cell_goes_on_costs_nothing(tmp_path: Path, run
     assert Stage.SCREEN is course(Keeper(resumed(asked, run), run)).evidence.stage_finished
 
 
+def test_of_two_processes_that_want_to_go_on_the_second_finds_the_run_changed(tmp_path: Path, run: Run) -> None:
+    asked = loaded(tmp_path)
+    Keeper(asked, run)
+    late = resumed(asked, run)
+    course(Keeper(resumed(asked, run), run)).finish(Stage.CHECK)
+    with pytest.raises(UsageError, match="another process went on with run"):
+        Keeper(late, run)
+    run.finish(results.result())
+    run.end()
+    with pytest.raises(UsageError, match="has ended"):
+        Keeper(late, run)
+
+
 def test_what_is_learnt_on_the_side_is_forgotten_but_for_faults(tmp_path: Path, run: Run) -> None:
     at_work = course(Keeper(loaded(tmp_path), run))
     at_work.finish(Stage.CHECK)

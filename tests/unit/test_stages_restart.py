@@ -15,7 +15,7 @@ from e2e.errors import EnvironmentFault, UsageError
 from e2e.measure.schedule import SeedSource
 from e2e.pipeline import STAGES
 from e2e.schema.evidence import SiteRecord, Telemetry
-from e2e.schema.words import Stage
+from e2e.schema.words import Stage, Trust
 from e2e.stages import restart, verdict
 from e2e.stages.course import Course
 from e2e.stages.restart import TELEMETRY, start_again
@@ -49,6 +49,7 @@ class Crew:
         self.seed = 7
         self.weights: str | None = None
         self.members: list[Any] = []
+        self.trust: Trust | None = None
 
     def remarks(self) -> list[str]:
         return []

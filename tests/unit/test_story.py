@@ -8,9 +8,9 @@ from e2e import registry
 from e2e.schema.evidence import OpCheck, Origin, SiteRecord
 from e2e.schema.kernel import Kernel
 from e2e.schema.policy import Budgets, Policy
-from e2e.schema.result import Attempts, CellResult, Region, Regions, Result, SetUp, Standing
+from e2e.schema.result import Attempts, CellResult, Region, Regions, Result, Resumption, SetUp, Standing
 from e2e.schema.verdict import Estimate, Reason
-from e2e.schema.words import Label, Outcome, ReasonCode, Stage
+from e2e.schema.words import Label, Outcome, ReasonCode, Stage, Trust
 from e2e.store import load
 from e2e.story import Story, tell
 from e2e.wording import arm, clean, count, duration, estimate, percent, ratio, size, span
@@ -138,6 +138,22 @@ def test_a_repeat_and_a_further_attempt_are_on_the_first_screen() -> None:
     assert "Repeats first-run in a size planned beforehand; the two are never merged." in marks
     assert "Attempt 7 of rms_norm on llama-infer; of these 2 CONFIRMED." in marks
     assert not any("Attempt" in mark for mark in tell(results.result(attempts=Attempts(number=1, confirmed=1))).marks)
+
+
+def test_that_a_run_was_stopped_and_went_on_is_on_the_first_screen() -> None:
+    at = {"at": "2026-12-01T10:00:00+00:00", "cell": 0}
+    first = Resumption.model_validate({**at, "stage": None, "workers_finished": 0})
+    second = Resumption.model_validate({**at, "stage": Stage.SCREEN, "workers_finished": 3})
+    marks = tell(results.result().model_copy(update={"resumed": [first, second]})).marks
+    thrown = "complete; what was half done was thrown away."
+    assert f"Resumed 2026-12-01T10:00:00+00:00, with nothing of the cell {thrown}" in marks
+    assert f"Resumed 2026-12-01T10:00:00+00:00, with stage screen and 3 verdict workers {thrown}" in marks
+
+
+@pytest.mark.parametrize("trust", list(Trust))
+def test_what_the_kernel_could_reach_is_among_the_evidence(trust: Trust) -> None:
+    assert facts(tell(one_cell(trust=trust)))["trust"].startswith(f"{trust}: the kernel")
+    assert "trust" not in facts(tell(one_cell())), "a run that did not record it"
 
 
 def test_every_way_tried_is_shown_also_the_void_and_the_losing() -> None:
