@@ -133,10 +133,10 @@ def _seed(request: Request) -> int:
     return secrets.randbelow(SEED_SPACE) if request.seed is None else request.seed
 
 
-def load_without_kernel(request: Request, *, policy: str, command: str) -> Loaded:
+def load_without_kernel(request: Request, *, policy: str) -> Loaded:
     """The same for a command that takes no kernel: an honest one of e2e's own has its place.
 
-    `policy` is the one to run under if the caller names none; `command` is for messages.
+    `policy` is the one to run under if the caller names none.
     """
     check_places(request.workload, request.kernels)
     workload = load_workload(request.workload, request.overrides)
@@ -149,8 +149,6 @@ def load_without_kernel(request: Request, *, policy: str, command: str) -> Loade
             f"`e2e {command}` does not see into a program of your own; `e2e validate` runs a task: command"
         )
     check_model(workload)
-    if workload.workload.trains:
-        raise UsageError(f"`e2e {command}` takes no training steps yet: give it an inference workload")
     kernel = planted(registry.names("ops")[0], REFERENCE).kernel
     device = find_device(request.device, kernel_device=None)
     return Loaded(request, workload, rules, (kernel,), device, _seed(request))
