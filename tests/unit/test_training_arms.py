@@ -215,11 +215,23 @@ def test_headroom_computes_no_norm() -> None:
     assert calls == []
 
 
-def test_checkpointing_changes_no_bit() -> None:
-    plain, arena = prepared(EAGER), arena_of()
+def test_checkpointing_computes_layers_again_and_changes_no_bit() -> None:
+    calls: list[int] = []
+
+    def counted(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        calls.append(1)
+        return OP.reference(x, weight, eps)
+
+    kernel = python(counted)
+    plain, arena = prepared(CANDIDATE, kernel=kernel), arena_of(kernel)
     _checkpoint(arena._session.model)
-    arena.prepare(EAGER, seed=7)
-    assert arena.run(EAGER, seeds=SEEDS) == plain.run(EAGER, seeds=SEEDS)
+    arena.prepare(CANDIDATE, seed=7)
+    calls.clear()
+    expected = plain.run(CANDIDATE, seeds=SEEDS)
+    assert len(calls) == len(SEEDS) * tiny.SITES
+    calls.clear()
+    assert arena.run(CANDIDATE, seeds=SEEDS) == expected
+    assert len(calls) == len(SEEDS) * (tiny.SITES + 2 * tiny.LAYERS), "a layer's two norms run twice"
 
 
 def test_an_operators_kernel_leaves_the_gradient_to_the_operator() -> None:
