@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from e2e.errors import CandidateError
 from e2e.schema.workload import TrainSpec
 
 Batch = tuple[Tensor, ...]
@@ -120,7 +121,13 @@ class Trainer:
         """Back to the snapshot: parameters, buffers, the optimizer's state and the drawing of numbers.
 
         Every tensor keeps its address. The snapshot's optimizer has made no step, so all of its state is zero.
+
+        Raises:
+            CandidateError: `tampered`: a hook hangs on a parameter, and would run in every arm's backward.
         """
+        for name, item in self._named.items():
+            if item._backward_hooks or item._post_accumulate_grad_hooks:
+                raise CandidateError(f"a hook was left on {name}, which every arm trains", code="tampered")
         torch.manual_seed(0)
         self.release()
         if isinstance(self._update, Update):

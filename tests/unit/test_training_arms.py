@@ -18,7 +18,7 @@ from e2e import arms, registry
 from e2e.arms import Arena
 from e2e.binding import NO_BACKWARD
 from e2e.bound import Bound, Candidate, Part
-from e2e.errors import EnvironmentFault
+from e2e.errors import CandidateError, EnvironmentFault
 from e2e.modes import CountingBackend
 from e2e.ops.rms_norm import RmsNorm
 from e2e.protocols import BuildTarget
@@ -142,6 +142,19 @@ def test_arms_train_one_state_by_turns(fields: Any) -> None:
     assert held[0] == held[1] == held[2]
     for name in (*alone, *reversed(alone)):
         assert arena.run(name, seeds=SEEDS) == alone[name], "nothing of an earlier turn is left"
+
+
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_hook_that_a_kernel_leaves_on_a_parameter_is_found_before_the_next_turn(register: str) -> None:
+    def leaving(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        getattr(weight, register)(lambda *_: None)
+        return OP.reference(x, weight, eps)
+
+    arena = prepared(EAGER, kernel=python(leaving))
+    with pytest.raises(CandidateError, match=r"left on model\.layers\.0.*, which every arm trains"):
+        arena.prepare(CANDIDATE, seed=7)
+    with pytest.raises(CandidateError):
+        arena.run(EAGER, seeds=SEEDS)
 
 
 def test_a_kernel_in_the_optimizers_place_trains_the_same_state() -> None:
