@@ -133,10 +133,10 @@ def _seed(request: Request) -> int:
     return secrets.randbelow(SEED_SPACE) if request.seed is None else request.seed
 
 
-def load_without_kernel(request: Request, *, policy: str) -> Loaded:
+def load_without_kernel(request: Request, *, policy: str, command: str) -> Loaded:
     """The same for a command that takes no kernel: an honest one of e2e's own has its place.
 
-    `policy` is the one to run under if the caller names none.
+    `policy` is the one to run under if the caller names none; `command` is for messages.
     """
     check_places(request.workload, request.kernels)
     workload = load_workload(request.workload, request.overrides)

@@ -46,7 +46,7 @@ def profile(request: Request, *, ops: tuple[str, ...], progress: Progress) -> Pr
     started = time.monotonic()
     for name in ops:
         _check(name)
-    loaded = load_without_kernel(request, policy=POLICY)
+    loaded = load_without_kernel(request, policy=POLICY, command="profile")
     cells = cells_of(loaded.workload.workload)
     run = store.Run.create(request.out, loaded.workload.workload.name)
     progress.stage("run", str(run.folder))

@@ -28,7 +28,7 @@ def uncompiled(model: nn.Module, fqn: str = "") -> tuple[nn.Module, list[str]]:
 
 
 def need_bare(model: nn.Module, source: str) -> None:
-    """Refuse a model that no arm can be a copy of, or that is hidden in a wrapper.
+    """Refuse a model that no arm can be a whole copy of, or that is hidden in a wrapper.
 
     Raises:
         UsageError: it is, with `source`, the field that gave it.
@@ -37,6 +37,8 @@ def need_bare(model: nn.Module, source: str) -> None:
     hint = "give the model as it is before that; a loop of several processes is `task: command`"
     if not hasattr(model, "config") and isinstance(getattr(model, "module", None), nn.Module):
         raise UsageError(f"{source} gave a {kind} around the model, and a workload's step runs in one process: {hint}")
+    if hung := [name for name, item in model.named_parameters() if item._backward_hooks]:
+        raise UsageError(f"{source} left a hook on the parameter {hung[0]}, which no arm's copy would have: {hint}")
     try:
         copy_sharing_weights(model)
     except _UNCOPYABLE as error:
