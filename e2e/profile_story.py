@@ -136,7 +136,8 @@ def _where(report: ProfileReport) -> Section:
     step = next((step for step in report.steps if step.arm == AS_SHIPPED), None)
     if step is None or step.trace is None:
         return Section("")
-    rows = [
+    rows = [("phase", row.name, row.calls, row.seconds, row.share_ratio) for row in step.phases]
+    rows += [
         ("module", f"{row.name} ({row.owner})", row.calls, row.own_s, row.share_ratio) for row in step.modules[:_ROWS]
     ]
     rows += [("operator", row.name, row.calls, row.seconds, row.share_ratio) for row in step.operators[:_ROWS]]

@@ -73,6 +73,8 @@ def selftest(
     for name in ops:
         check_op(name)
     loaded = load_without_kernel(request, policy=POLICY, command="selftest")
+    if loaded.workload.workload.trains:
+        raise UsageError("`e2e selftest` takes no training steps yet: give it an inference workload")
     cell = cells_of(loaded.workload.workload)[0]
     findings, interrupted = Findings(), False
     with scratch_folder() as scratch:

@@ -183,6 +183,9 @@ def _marks(result: Result) -> tuple[str, ...]:
     if drawn := {name for model in models for name in model.drawn}:
         shown = f"{min(drawn)} and {len(drawn) - 1} more" if len(drawn) > 1 else min(drawn)
         marks.append(clean(f"WEIGHTS MISSING from the checkpoint, and drawn: {shown}."))
+    if uncompiled := {name for model in models for name in model.uncompiled}:
+        named = "the model" if "" in uncompiled else wording.count(len(uncompiled), "module")
+        marks.append(f"TORCH.COMPILE TAKEN OFF {named}: arms are compiled in modes of their own.")
     if any(model.is_synthetic for model in models):
         marks.append("SYNTHETIC DATA: inputs were drawn, not read; routing and drift mean little.")
     if result.overrides:

@@ -6,13 +6,15 @@ Worker side. A step's outputs, for its fingerprint, are numbers that every gradi
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from e2e.errors import CandidateError
 from e2e.schema.workload import TrainSpec
 
 Batch = tuple[Tensor, ...]
@@ -119,7 +121,13 @@ class Trainer:
         """Back to the snapshot: parameters, buffers, the optimizer's state and the drawing of numbers.
 
         Every tensor keeps its address. The snapshot's optimizer has made no step, so all of its state is zero.
+
+        Raises:
+            CandidateError: `tampered`: a hook hangs on a parameter, and would run in every arm's backward.
         """
+        for name, item in self._named.items():
+            if item._backward_hooks or item._post_accumulate_grad_hooks:
+                raise CandidateError(f"a hook was left on {name}, which every arm trains", code="tampered")
         torch.manual_seed(0)
         self.release()
         if isinstance(self._update, Update):
@@ -183,15 +191,22 @@ class Trainer:
             return told, torch.stack(_norms(list(self._named.values())))
 
 
-def taught(session: Any, seed: int) -> None:
-    """Two training steps of the session's own model, which then is as before: to look on while they run."""
-    model, start = session.model, copy.deepcopy(session.model)
-    trainer = Trainer(model, start, session.train)
-    with torch.enable_grad():
-        for place in range(2):
-            trainer.advance(session.program(model), session.batch(seed + place))
-    trainer.restore()
-    getattr(model, UPDATE).bind(None)
+@contextmanager
+def stepping(session: Any) -> Iterator[Callable[[Batch], Any]]:
+    """Runs steps of the session's own model, to look on; after training steps the model is as it was before."""
+    model, program, train = session.model, session.program(session.model), getattr(session, "train", None)
+    if train is None:
+        with torch.no_grad():
+            yield lambda batch: program(*batch)
+        return
+    trainer = Trainer(model, copy.deepcopy(model), train)
+    try:
+        with torch.enable_grad():
+            yield lambda batch: trainer.advance(program, batch)
+    finally:
+        trainer.restore()
+        if isinstance(update := getattr(model, UPDATE, None), Update):
+            update.bind(None)
 
 
 def accumulated(program: Callable[..., Sequence[Tensor]], batch: Batch) -> Tensor:

@@ -18,7 +18,7 @@ class LeakyIntegrator(nn.Module):
 
     def __init__(self, leak: Tensor) -> None:
         super().__init__()
-        self.leak = nn.Parameter(leak, requires_grad=False)
+        self.leak = nn.Parameter(leak)
 
     def forward(self, x: Tensor) -> Tensor:
         time = torch.arange(x.shape[1], device=x.device)

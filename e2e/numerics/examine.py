@@ -31,7 +31,7 @@ from e2e.patch import Occurrence, observed, put_references
 from e2e.protocols import Batch, Op, Session, Site
 from e2e.schema.evidence import CAPTURED, NOT_CALLED
 from e2e.schema.words import ReasonCode
-from e2e.trainer import Update, taught
+from e2e.trainer import Update, stepping
 
 NOT_RUN = "its forward does not run with its own code in the kernel's place"
 REFERENCE, BASELINE = "reference", "baseline"
@@ -118,7 +118,8 @@ class Examiner(OpExaminer):
         problems |= watch.problems
         self.fit = [site for site in self._sites if site.fqn not in problems and site.fqn in watch.dims]
         fit = {site.fqn for site in self.fit}
-        self._forms = [form for fqn in fit for form in watch.forms[fqn]]
+        last = [watch.forms[fqn][-len(watch.forms[fqn]) // self._steps_seen :] for fqn in fit]
+        self._forms = [form for forms in last for form in forms]
         kept = select([item for item in watch.calls if item.site in fit], budget_bytes)
         if kept:
             first = kept[0]
@@ -185,9 +186,17 @@ class Examiner(OpExaminer):
             return None
         return outputs.changed, "its forward gives other outputs with its own code in the kernel's place"
 
+    @property
+    def _steps_seen(self) -> int:
+        """Steps in which calls are seen: an optimizer's first one has a state of zeros."""
+        return 2 if any(isinstance(site.module, Update) for site in self._sites) else 1
+
     def _step(self, seed: int) -> None:
-        if any(isinstance(site.module, Update) for site in self._sites):  # only a whole training step gets there
-            return taught(self._session, seed)
+        if self._steps_seen > 1:  # only a whole training step gets there
+            with stepping(self._session) as step:
+                for place in range(self._steps_seen):
+                    step(self._session.batch(seed + place))
+            return
         with torch.no_grad():
             self._session.reset()
             self._session.program(self._session.model)(*self._session.batch(seed))

@@ -11,6 +11,7 @@ import torch
 
 from e2e.patch import Patch
 from e2e.protocols import Op, Site
+from e2e.trainer import stepping
 from e2e.units import Seconds
 
 STEPS = 3
@@ -56,18 +57,19 @@ class Stopwatch:
 def seconds_in(session: Any, op: Op, sites: list[Site], *, seed: int) -> dict[str, Seconds]:
     """Seconds per eager step in the op's own code at those sites, and of that step.
 
-    On a device they contain its waiting for the host between a call's kernels, as the step does.
+    On a device they contain its waiting for the host between a call's kernels, as the step does. In training the step
+    is a whole one, and of the op's backward nothing is seen.
     """
     inside, whole = Stopwatch(session.device), Stopwatch(session.device)
-    step = whole(session.program(session.model))
     patch = Patch(op, sites, lambda site: inside(op.own(site)))
     found: list[tuple[Seconds, Seconds]] = []
     try:
-        with torch.no_grad():
+        with stepping(session) as run:
+            step = whole(run)
             for place in range(1 + STEPS):
                 batch = session.batch(seed + place)
                 session.reset()
-                step(*batch)
+                step(batch)
                 found.append((inside.seconds(), whole.seconds()))
     finally:
         patch.undo()

@@ -30,6 +30,10 @@ _HOST_TYPE = 0
 """What the profiler calls the host among device types."""
 SLICES = 80
 """Of a step, in which the most memory is noted."""
+REST, BACKWARD, OPTIMIZER = "forward and the rest", "backward", "optimizer"
+"""Phases of a training step."""
+_PHASES = {"autograd::engine::evaluate_function": BACKWARD, "Optimizer.step#": OPTIMIZER, STEP: REST}
+"""By the beginnings of the names of torch's own ranges around them."""
 _SYNCS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cuStreamSynchronize", "cudaMemcpy")
 _ALLOCATOR = ("cudaMalloc", "cudaFree", "cudaHostAlloc", "cudaFreeHost", "cuMemAlloc", "cuMemFree", "cuMemMap")
 """Host calls by the beginnings of their names; the first ones exactly."""
@@ -91,6 +95,8 @@ class Timeline:
     """By operator; empty where nothing can be said of them."""
     modules: Mapping[str, RangeTime] = field(default_factory=dict)
     """By qualified name and class, where the trace has their ranges; empty where nothing can be said of them."""
+    phases: Mapping[str, RangeTime] = field(default_factory=dict)
+    """Of a training step, by their names; own times sum to what is known of the step."""
     step_s: Seconds | None = None
     """A profiled step, from the ranges around them; None where the trace has none."""
     spread_s: Seconds = 0.0
@@ -169,6 +175,7 @@ def read(events: list[Any], *, arm: str, steps: int, path: str) -> Timeline:
         busy_s=busy_us / 1e6 / steps if device else None,
         within=_times_in(operators, launches, steps),
         modules={name.removeprefix(MODULE): found for name, found in _times_in(modules, launches, steps).items()},
+        phases=_phases([*operators, *ranges], launches, steps),
         step_s=sum(lengths) / 1e6 / steps if lengths else None,
         spread_s=(max(lengths) - min(lengths)) / 1e6 if lengths else 0.0,
         op=_op_share(sites, spans, device, operators, steps) if sites else None,
@@ -333,6 +340,18 @@ def _times_in(ranges: list[Any], launches: list[_Launch] | None, steps: int) -> 
         name: RangeTime(count / steps, own[name] / 1e6 / steps, total[name] / 1e6 / steps)
         for name, count in calls.items()
     }
+
+
+def _phases(ranges: list[Any], launches: list[_Launch] | None, steps: int) -> dict[str, RangeTime]:
+    """Nothing where the trace is of no training step."""
+    named = [
+        {**event, "name": phase}
+        for event in ranges
+        for beginning, phase in _PHASES.items()
+        if str(event["name"]).startswith(beginning)
+    ]
+    found = _times_in(named, launches, steps)
+    return found if BACKWARD in found else {}
 
 
 def _launches(spans: list[Any], device: list[Any]) -> list[_Launch]:

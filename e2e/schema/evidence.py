@@ -192,6 +192,9 @@ class ModelFacts(Record):
     """Inputs were drawn, not read."""
     drawn: list[str] = []
     """Weights that the checkpoint lacks, and that were therefore drawn."""
+    uncompiled: list[str] = []
+    """Modules that the factory had compiled, and that arms compile in modes of their own instead; the model as a whole
+    has no name."""
     code_sha256: str | None = None
     """Hash of code that came with the model (`trust_remote_code`)."""
 

@@ -64,7 +64,9 @@ class StepProfile(Record):
     kernels: list[TimeRow] | None
     """None without device events: unknown, not none."""
     modules: list[ModuleRow]
-    """Of the eager step; a compiled one has no modules."""
+    """Of the eager step; a compiled one has no modules. In training of its forward alone."""
+    phases: list[TimeRow] = []
+    """Of a training step: forward and the rest, backward, optimizer; in inference none."""
 
 
 class StepMemory(Record):
@@ -93,8 +95,8 @@ class CallForm(Record):
 
     calls: int
     """Per step."""
-    tensors: list[TensorForm | None]
-    """In the order of the op's names; None where an optional one is absent."""
+    tensors: list[TensorForm | list[TensorForm] | None]
+    """In the order of the op's names, a list where the op takes one; None where an optional one is absent."""
     scalars: list[Any]
 
 

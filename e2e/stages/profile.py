@@ -396,6 +396,7 @@ def _step_profile(arm: str, found: Timeline | None, ranged: Timeline | None, ste
         operators=_rows({name: (at.calls, at.own_s) for name, at in found.within.items()}) if found else [],
         kernels=_rows(found.rows) if found and is_device else None,
         modules=_module_rows(ranged) if ranged else [],
+        phases=_rows({name: (at.calls, at.own_s) for name, at in found.phases.items()}) if found else [],
     )
     return _retimed(profile, step_s)
 

@@ -28,6 +28,7 @@ from e2e.model_files import place_of
 from e2e.schema.evidence import ModelFacts
 from e2e.schema.workload import ModelSpec
 from e2e.tasks._gguf import converted
+from e2e.tasks._wrappers import need_bare, uncompiled
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ class Loaded(NamedTuple):
     model: nn.Module
     drawn: tuple[str, ...]
     """Weights that are not in the checkpoint, and that Transformers drew."""
+    uncompiled: tuple[str, ...] = ()
+    """Modules that came compiled, and are not any more; the model as a whole has no name."""
 
 
 def load_model(spec: ModelSpec, kind: Any, *, root: Path, device: str, seed: int) -> Loaded:
@@ -77,15 +80,17 @@ def load_model(spec: ModelSpec, kind: Any, *, root: Path, device: str, seed: int
     """
     disable_progress_bar()  # a worker's output is quoted where it died
     torch.manual_seed(seed)
-    model, drawn = (None, ()) if spec.is_built_by_factory else _read(Source(spec, root), kind, device, seed)
+    model, drawn, _ = (None, (), ()) if spec.is_built_by_factory else _read(Source(spec, root), kind, device, seed)
     if spec.factory:
         given = () if model is None else (_on(device, model).eval(),)
         model = _factory(spec, root)(*given)
     if not isinstance(model, nn.Module):
         raise UsageError(f"model.factory: {spec.factory} gave {type(model).__name__}, which is no torch.nn.Module")
-    model = _on(device, model).eval()
+    model, compiled = uncompiled(_on(device, model).eval())
+    if spec.factory:
+        need_bare(model, f"model.factory: {spec.factory}")
     _check_dtype(model, getattr(torch, spec.dtype))
-    return Loaded(model, drawn)
+    return Loaded(model, drawn, tuple(compiled))
 
 
 def _on(device: str, model: nn.Module) -> nn.Module:
@@ -156,6 +161,7 @@ def facts_of(loaded: Loaded, spec: ModelSpec, *, data: str, is_synthetic: bool) 
         data=data,
         is_synthetic=is_synthetic,
         drawn=list(loaded.drawn),
+        uncompiled=list(loaded.uncompiled),
         code_sha256=_code_of(model),
     )
 

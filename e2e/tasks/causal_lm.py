@@ -41,7 +41,10 @@ class Session:
         spec = workload.model_in(cell)
         loaded = load_model(spec, AutoModelForCausalLM, root=root, device=device, seed=seed)
         self.model = loaded.model
-        self.model.requires_grad_(cell.step == "train")
+        if cell.step != "train":
+            self.model.requires_grad_(False)
+        elif not any(item.requires_grad for item in self.model.parameters()):
+            raise UsageError("step: train: no parameter of the model takes a gradient: model.factory froze them all")
         self.train = workload.train if cell.step == "train" else None
         """What a training step is; None for the other steps."""
         if self.train is not None and self.train.checkpointing:

@@ -119,7 +119,6 @@ def test_only_the_flags_of_this_version_exist_for_profile() -> None:
         (["tiny_llama_infer", "--device", "cuda:99"], 6, "CUDA device"),
         (["tiny_llama_infer", "--budget", "0"], 2, "--budget"),
         (["tiny_llama_infer", "--out", "README.md"], 2, "is a file; results need a folder"),
-        (["tiny_llama_train"], 2, "`e2e profile` takes no training steps yet: give it an inference workload"),
         ([], 2, "WORKLOAD"),
     ],
 )

@@ -759,7 +759,7 @@ def test_a_kernel_that_trains_faster_is_seen_to_by_whole_training_steps(start: S
     kernel = REPOSITORY / "tests" / "kernels" / "leaky_integrator_train.py"
     workload = ["validate", "workloads/planted_slow_op.yaml", "--set", "step=train", "--set", "cells.sequence=[96]"]
     ended = start(*workload, "--kernel", str(kernel), "--policy", str(verdict_policy), "--no-trace").end()
-    assert ended.code == 0 or (ended.code, ended.reasons[0]) == (11, "baseline_unfair"), "five states share a cache"
+    assert ended.code == 0, ended.reasons
     assert ended.result.latency is not None
     gain = ended.result.latency.against[0].speedup
     assert gain is not None

@@ -20,6 +20,7 @@ from e2e.crew import Deadline
 from e2e.errors import UsageError
 from e2e.measure.schedule import SeedSource
 from e2e.numerics.captures import load_calls
+from e2e.profile.timeline import BACKWARD, OPTIMIZER, REST
 from e2e.schema.evidence import Evidence
 from e2e.schema.words import Stage
 from e2e.schema.workload import cells_of
@@ -111,24 +112,30 @@ def collector() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.mark.usefixtures("collector")
-def test_the_process_finds_keeps_and_times_one_op_after_the_other(tmp_path: Path, tiny_workload: Path) -> None:
+def course_of(folder: Path, workload: LoadedWorkload) -> Course:
+    """One cell's way, in this process; an honest kernel has the candidate's place."""
     torch.set_num_threads(1)
     honest = planted("rms_norm", REFERENCE)
-    crew: Any = CrewHere(load_workload(str(tiny_workload)), [Member(honest.kernel, honest)], tmp_path)
+    crew: Any = CrewHere(workload, [Member(honest.kernel, honest)], folder)
     progress: Any = Quiet()
     course = Course(
         crew=crew,
         policy=policy(modes=["eager"], segment_s=0.001, min_steps=1, blocks=4, max_blocks=4, warm_steps=1, warm_s=0),
         progress=progress,
         deadline=Deadline(60.0),
-        folder=tmp_path / "run",
+        folder=folder / "run",
         evidence=Evidence(stage_asked=Stage.CHECK, stage_finished=None),
         traces=True,
         rng=random.Random(0),
         seeds=SeedSource(0),
     )
     course.folder.mkdir()
+    return course
+
+
+@pytest.mark.usefixtures("collector")
+def test_the_process_finds_keeps_and_times_one_op_after_the_other(tmp_path: Path, tiny_workload: Path) -> None:
+    course = course_of(tmp_path, load_workload(str(tiny_workload)))
     found = Found()
     profiler = Profiler(course, found)
     profiler.open()
@@ -163,3 +170,26 @@ def test_the_process_finds_keeps_and_times_one_op_after_the_other(tmp_path: Path
     assert {tuple(item.call.tensors[0].shape) for item in calls} == {(1, 32, tiny.HIDDEN)}
     with pytest.raises(UsageError, match="it has: linear, rms_norm"):
         find_captures(str(course.folder), op="rope")
+
+
+@pytest.mark.usefixtures("collector")
+def test_a_training_step_is_profiled_by_phases_and_by_ops_with_their_backward(
+    tmp_path: Path, tiny_workload: Path
+) -> None:
+    course = course_of(tmp_path, load_workload(str(tiny_workload), ["step=train"]))
+    found = Found()
+    profiler = Profiler(course, found)
+    profiler.open()
+    profiler.look_at_step()
+    assert [profiler.places(op) for op in ("linear", "adamw")] == [7 * tiny.LAYERS + 1, 1]
+    looks = [look for op in ("linear", "adamw") for look in profiler.look_for(op)]
+    profiler.choose_mode()
+    for look in looks:
+        profiler.measure(look)
+    linear, adamw = found.ops["linear"], found.ops["adamw"]
+    assert (linear.status, adamw.status, adamw.calls, found.unseen) == ("measured", "measured", 1, [])
+    assert linear.ceiling is not None
+    assert adamw.ceiling is not None
+    assert {row.name for row in found.steps[0].phases} == {REST, BACKWARD, OPTIMIZER}
+    assert sum(row.share_ratio or 0.0 for row in found.steps[0].phases) == pytest.approx(1.0)
+    assert any("Backward" in row.name for row in found.steps[0].operators)

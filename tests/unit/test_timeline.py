@@ -317,3 +317,36 @@ def test_memory_of_the_host_is_not_the_devices() -> None:
 
 def test_a_step_that_allocates_nothing_has_no_curve() -> None:
     assert of_a_step(memory(-5, 900)) == []
+
+
+# ---- By phase of a training step
+
+
+def of_phases(found: Timeline) -> dict[str, float]:
+    return {name: round(item.own_s * 1e6, 6) for name, item in found.phases.items()}
+
+
+def node(name: str, start: float, length: float, *, tid: int = 1) -> dict[str, Any]:
+    return span(f"autograd::engine::evaluate_function: {name}", start, length, cat="cpu_op", tid=tid)
+
+
+STEP = span(timeline.STEP, 0, 100, cat="user_annotation")
+UPDATE = span("Optimizer.step#AdamW.step", 80, 15, cat="user_annotation")
+
+
+def test_a_training_steps_phases_share_out_the_step() -> None:
+    found = read(STEP, node("MmBackward0", 40, 20), span("aten::mm", 45, 10), node("AddBackward0", 60, 5), UPDATE)
+    assert of_phases(found) == {timeline.REST: 60, timeline.BACKWARD: 25, timeline.OPTIMIZER: 15}
+
+
+def test_a_kernel_is_of_the_phase_that_launched_it_from_whatever_thread() -> None:
+    found = read(
+        STEP, UPDATE, node("MmBackward0", 40, 20, tid=2),
+        launch(1, 10), launch(2, 45, tid=2), launch(3, 85),
+        launched(1, 200, 7), launched(2, 300, 30), launched(3, 400, 2),
+    )  # fmt: skip
+    assert of_phases(found) == {timeline.REST: 7, timeline.BACKWARD: 30, timeline.OPTIMIZER: 2}
+
+
+def test_a_step_without_a_backward_has_no_phases() -> None:
+    assert read(STEP, span("aten::mm", 45, 10)).phases == {}

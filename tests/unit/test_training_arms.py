@@ -18,7 +18,7 @@ from e2e import arms, registry
 from e2e.arms import Arena
 from e2e.binding import NO_BACKWARD
 from e2e.bound import Bound, Candidate, Part
-from e2e.errors import EnvironmentFault
+from e2e.errors import CandidateError, EnvironmentFault
 from e2e.modes import CountingBackend
 from e2e.ops.rms_norm import RmsNorm
 from e2e.protocols import BuildTarget
@@ -144,6 +144,19 @@ def test_arms_train_one_state_by_turns(fields: Any) -> None:
         assert arena.run(name, seeds=SEEDS) == alone[name], "nothing of an earlier turn is left"
 
 
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_hook_that_a_kernel_leaves_on_a_parameter_is_found_before_the_next_turn(register: str) -> None:
+    def leaving(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        getattr(weight, register)(lambda *_: None)
+        return OP.reference(x, weight, eps)
+
+    arena = prepared(EAGER, kernel=python(leaving))
+    with pytest.raises(CandidateError, match=r"left on model\.layers\.0.*, which every arm trains"):
+        arena.prepare(CANDIDATE, seed=7)
+    with pytest.raises(CandidateError):
+        arena.run(EAGER, seeds=SEEDS)
+
+
 def test_a_kernel_in_the_optimizers_place_trains_the_same_state() -> None:
     session = LlamaSession(step="train")
     op = registry.load_op("adamw")
@@ -215,11 +228,23 @@ def test_headroom_computes_no_norm() -> None:
     assert calls == []
 
 
-def test_checkpointing_changes_no_bit() -> None:
-    plain, arena = prepared(EAGER), arena_of()
+def test_checkpointing_computes_layers_again_and_changes_no_bit() -> None:
+    calls: list[int] = []
+
+    def counted(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        calls.append(1)
+        return OP.reference(x, weight, eps)
+
+    kernel = python(counted)
+    plain, arena = prepared(CANDIDATE, kernel=kernel), arena_of(kernel)
     _checkpoint(arena._session.model)
-    arena.prepare(EAGER, seed=7)
-    assert arena.run(EAGER, seeds=SEEDS) == plain.run(EAGER, seeds=SEEDS)
+    arena.prepare(CANDIDATE, seed=7)
+    calls.clear()
+    expected = plain.run(CANDIDATE, seeds=SEEDS)
+    assert len(calls) == len(SEEDS) * tiny.SITES
+    calls.clear()
+    assert arena.run(CANDIDATE, seeds=SEEDS) == expected
+    assert len(calls) == len(SEEDS) * (tiny.SITES + 2 * tiny.LAYERS), "a layer's two norms run twice"
 
 
 def test_an_operators_kernel_leaves_the_gradient_to_the_operator() -> None:
