@@ -135,6 +135,7 @@ def _invocation(request: Request, run_id: str) -> Invocation:
     """What the caller gave; a device found by e2e is found again."""
     options = ["--op", request.op] if request.op else []
     options += ["--device", request.device] if request.device != "auto" else []
+    options += ["--sanitize"] if request.sanitize else []
     beside = ["--out", str(request.out)] if request.out != Request.out else []
     beside += [] if request.traces else ["--no-trace"]
     return Invocation(

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
 
+from e2e import guard
 from e2e.assembly import near
 from e2e.cache import cache_folder
 from e2e.capture_files import Captures, find_captures
@@ -25,13 +26,14 @@ from e2e.pipeline import compiled
 from e2e.processes import Worker
 from e2e.protocols import Progress
 from e2e.reading import read_kernel
+from e2e.sanitizers import SLOWER, Sanitizers, Surroundings, faults_of
 from e2e.schema.answers import REACHED
 from e2e.schema.check import CheckReport, DtypeCheck, TorchCheck
-from e2e.schema.evidence import DeviceFacts, Evidence, Fault, MutantCheck, TrainingCheck
+from e2e.schema.evidence import DeviceFacts, Evidence, Fault, MutantCheck, SanitizerRun, TrainingCheck
 from e2e.schema.kernel import Kernel
 from e2e.schema.policy import Policy
 from e2e.schema.result import METHOD
-from e2e.schema.verdict import Verdict
+from e2e.schema.verdict import Reason, Verdict
 from e2e.schema.words import Outcome, ReasonCode, Stage
 from e2e.schema.workload import DType
 from e2e.scratch import scratch_folder
@@ -59,6 +61,7 @@ class CheckRequest:
     """A file of captured inputs, or a run that holds some; None for the op's own examples."""
     device: str = "auto"
     seed: int | None = None
+    sanitize: bool = False
     command: tuple[str, ...] = ()
 
 
@@ -77,13 +80,14 @@ def check(request: CheckRequest, progress: Progress) -> CheckReport:
         captured = find_captures(request.captures, op=kernel.manifest.op)
         dtypes = [_captured_dtype(captured, dtypes, kernel)]
     device = find_device(request.device, kernel_device=kernel.manifest.device)
+    sanitizers = Sanitizers(kernel, device=device.name) if request.sanitize else None
     seed = secrets.randbelow(SEED_SPACE) if request.seed is None else request.seed
     policy = _policy()
     with scratch_folder() as scratch:
         workers = OpWorkers(device=device.name, seed=seed, policy=policy, scratch=scratch, members=[Member(kernel)])
         try:
             with reserved(device, cache_folder() / "locks", progress.note):
-                checks, verdict, facts = _checks(workers, device, dtypes, captured, progress)
+                checks, verdict, facts = _checks(workers, device, dtypes, captured, progress, sanitizers)
                 unseen = workers.remarks() if checks else []
         finally:
             workers.close()
@@ -95,7 +99,7 @@ def check(request: CheckRequest, progress: Progress) -> CheckReport:
         again=_again(request, seed, worst),
         captures=near(str(captured.path)) if captured else None,
         outcome=worst.outcome if worst else verdict.outcome if verdict else None,
-        reasons=worst.reasons if worst else verdict.reasons if verdict else [],
+        reasons=worst.reasons if worst else verdict.reasons if verdict else _advice(checks),
         kernel=kernel.model_copy(update={"path": near(kernel.path)}),
         device=facts,
         seed=seed,
@@ -141,7 +145,12 @@ def _captured_dtype(captured: Captures, dtypes: Sequence[DType], kernel: Kernel)
 
 
 def _checks(
-    workers: Workers, device: Device, dtypes: Sequence[DType], captured: Captures | None, progress: Progress
+    workers: Workers,
+    device: Device,
+    dtypes: Sequence[DType],
+    captured: Captures | None,
+    progress: Progress,
+    sanitizers: Sanitizers | None,
 ) -> tuple[list[DtypeCheck], Verdict | None, DeviceFacts | None]:
     """One check per dtype; or, where the kernel does not build, what that means."""
     workers.start()  # before the compiler, whose time the imports then share
@@ -151,11 +160,13 @@ def _checks(
     if isinstance(built, Fault):
         return [], judge(_evidence(faults=[built]), workers.policy), None
     member.built = built
+    look = _Look(sanitizers, workers, device) if sanitizers else None
+    guarded = guard.findings(member.kernel)
     checks: list[DtypeCheck] = []
     for dtype in dtypes:
         progress.stage("check", f"{member.op} in {dtype}, against float64")
         with workers.fresh("open_op", clean=True, dtype=dtype) as clean:
-            checks.append(_DtypeRun(workers, clean, dtype, captured).check())
+            checks.append(_DtypeRun(workers, clean, dtype, captured, look, guarded).check())
             name, memory = clean.facts["device"], clean.facts["memory"]
     kind = "cpu" if device.name == "cpu" else "cuda"
     facts = DeviceFacts(kind=kind, name=name, count_threads=thread_count(), total_memory_bytes=memory)
@@ -176,10 +187,37 @@ def _policy() -> Policy:
     return policy.model_copy(update={"budgets": policy.budgets.model_copy(update={"call_s": CALL_S})})
 
 
+class _Look:
+    """Sanitizers over the calls of a check, with a build of its own."""
+
+    def __init__(self, sanitizers: Sanitizers, workers: Workers, device: Device) -> None:
+        self._sanitizers, self._workers = sanitizers, workers
+        kernel, timeout_s = workers.members[0].kernel, workers.policy.budgets.build_s
+        self._built = compiled(kernel, device, timeout_s=timeout_s, sanitize=True)
+
+    def over(self, calls: str, dtype: DType) -> Iterator[SanitizerRun | Fault]:
+        """What each tool saw."""
+        if isinstance(self._built, Fault):
+            yield self._built
+            return
+        around = Surroundings(*self._workers.apart(), timeout_s=SLOWER * self._workers.policy.budgets.call_s)
+        scratch = self._workers.scratch
+        yield from self._sanitizers.look(self._built, dtype=dtype, calls=Path(calls), scratch=scratch, around=around)
+
+
 class _DtypeRun:
     """One dtype's way through the check: what was found before a fault stays."""
 
-    def __init__(self, workers: Workers, clean: Worker, dtype: DType, captured: Captures | None) -> None:
+    def __init__(
+        self,
+        workers: Workers,
+        clean: Worker,
+        dtype: DType,
+        captured: Captures | None,
+        look: _Look | None,
+        guarded: list[str],
+    ) -> None:
+        self._look, self._guard = look, guarded
         self._captured = str(captured.path.resolve()) if captured else None
         self._workers, self._clean, self._dtype = workers, clean, dtype
         self._ratio = workers.policy.numerics.error_ratio
@@ -187,7 +225,7 @@ class _DtypeRun:
         self._outputs, self._gradients = (
             str(shared(workers.scratch) / f"{dtype}.{name}") for name in ("outputs", "gradients")
         )
-        self._found: dict[str, Any] = {"inputs": [], "mutants": [], "gradients": None, "torch": None}
+        self._found: dict[str, Any] = {"inputs": [], "mutants": [], "gradients": None, "torch": None, "sanitizers": []}
 
     def check(self) -> DtypeCheck:
         """Everything, or as much as the kernel lets happen."""
@@ -199,7 +237,11 @@ class _DtypeRun:
                 faults += list(self._run(worker))
         except CandidateFault as caught:
             faults.append(self._located(caught.fault))
+        for seen in self._look.over(self._calls, self._dtype) if self._look else ():
+            faults += [seen] if isinstance(seen, Fault) else faults_of(seen, stage=STAGE)
+            self._found["sanitizers"] += [] if isinstance(seen, Fault) else [seen]
         evidence = _evidence(
+            guard=self._guard,
             op_checks=self._found["inputs"],
             mutants=self._found["mutants"],
             training=self._found["gradients"],
@@ -244,6 +286,11 @@ def _evidence(**found: Any) -> Evidence:
     return Evidence(stage_asked=STAGE, stage_finished=STAGE, **found)
 
 
+def _advice(checks: Sequence[DtypeCheck]) -> list[Reason]:
+    """Of a check that passed: what its dtypes have to say all the same, once."""
+    return list({reason.code: reason for item in checks for reason in item.reasons}.values())
+
+
 def _badness(item: DtypeCheck) -> int:
     return _WORST_FIRST.index(item.outcome) if item.outcome in _WORST_FIRST else len(_WORST_FIRST)
 
@@ -255,4 +302,5 @@ def _again(request: CheckRequest, seed: int, worst: DtypeCheck | None) -> str:
     words += [word for dtype in dtypes for word in ("--dtype", dtype)]
     words += ["--captures", request.captures] if request.captures else []
     words += ["--device", request.device] if request.device != "auto" else []
+    words += ["--sanitize"] if request.sanitize else []
     return shlex.join([*words, "--seed", str(seed)])

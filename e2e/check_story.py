@@ -7,7 +7,7 @@ from e2e.schema.evidence import OpCheck
 from e2e.schema.words import Outcome
 from e2e.story import Story, reason_line
 from e2e.story_sections import Section, Table
-from e2e.wording import ABSENT, clean, count, outcome_word, small, span
+from e2e.wording import ABSENT, clean, count, outcome_word, sanitized, small, span
 
 _DECLINED_SHOWN = 6
 _REASONS_SHOWN = 4
@@ -80,6 +80,8 @@ def _facts(report: CheckReport) -> list[tuple[str, str]]:
     if gradients:
         right = sum(found.status == "passed" for found in gradients)
         facts.append(("gradients", f"right in {right} of {count(len(gradients), 'dtype')}"))
+    for tool in dict.fromkeys(ran.tool for item in report.dtypes for ran in item.sanitizers):
+        facts.append((tool, sanitized([ran for item in report.dtypes for ran in item.sanitizers if ran.tool == tool])))
     repeats = [check.repeats for item in report.dtypes for check in item.inputs if check.repeats is not None]
     if repeats:
         same = "the same bits" if all(repeats) else f"other bits on {count(repeats.count(False), 'input')}"

@@ -45,6 +45,9 @@ OverridesOption = Annotated[
 ]
 PolicyOption = Annotated[str | None, typer.Option(metavar="FILE", help="Policy file or built-in name.")]
 DeviceOption = Annotated[str, typer.Option(metavar="auto|cpu|cuda[:N]", help="Where to run.")]
+SanitizeOption = Annotated[
+    bool, typer.Option("--sanitize", help="Also under sanitizers: ASan and UBSan of C++, compute-sanitizer on a GPU.")
+]
 SeedOption = Annotated[int | None, typer.Option(min=0, max=MOST_SEED, help="Seed of inputs and schedule.")]
 WholeBudget = Annotated[float | None, typer.Option(metavar="SECONDS", min=1.0, help="Time for all of it.")]
 
@@ -108,6 +111,7 @@ def validate(
     as_json: Annotated[bool, typer.Option("--json", help="Result on stdout, all else on stderr.")] = False,
     events: Annotated[str | None, typer.Option(metavar="FILE", help="Progress as JSON lines.")] = None,
     trace: Annotated[bool, typer.Option("--trace/--no-trace", help="Profile each arm once, untimed.")] = True,
+    sanitize: SanitizeOption = False,
     repeat: Annotated[
         str | None, typer.Option(metavar="RUN", help="A fresh run of an INCONCLUSIVE one; needs --workers.")
     ] = None,
@@ -190,6 +194,7 @@ def check(
     ] = None,
     device: DeviceOption = "auto",
     seed: Annotated[int | None, typer.Option(min=0, max=MOST_SEED, help="Seed of the inputs.")] = None,
+    sanitize: SanitizeOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Report on stdout as JSON, all else on stderr.")] = False,
 ) -> int:
     """Is the kernel right? On its op's own inputs, without a workload."""
@@ -207,6 +212,7 @@ def check(
         captures=captures,
         device=device,
         seed=seed,
+        sanitize=sanitize,
         command=("e2e", *context.obj),
     )
     with contextlib.closing(for_people(sys.stderr)) as progress:
@@ -465,6 +471,7 @@ def _request(context: typer.Context) -> Request:
         seed=asked["seed"],
         out=Path(asked["out"]),
         traces=asked["trace"],
+        sanitize=asked["sanitize"],
         repeat=Repeat(stored, asked["workers"]) if stored and not is_again else None,
         again=Again(stored, find(context.params["again"])) if stored and is_again else None,
         command=("e2e", *context.obj),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from e2e import assembly, attempts, registry, reproduction, store
+from e2e import assembly, attempts, guard, registry, reproduction, store
 from e2e.again import kernels_of, workload_of
 from e2e.arm_names import ADOPTED, is_adopted
 from e2e.builders._flags import stated_architectures
@@ -30,6 +30,7 @@ from e2e.protocols import BuildTarget, Built, Progress
 from e2e.reading import read_kernel
 from e2e.request import Loaded, Request, policy_of
 from e2e.rules.pins import pins_missed
+from e2e.sanitizers import Sanitizers
 from e2e.schema.evidence import BuildRecord, Evidence, ExamRecord, Fault, Where
 from e2e.schema.kernel import Kernel
 from e2e.schema.policy import Policy
@@ -121,7 +122,9 @@ def load(request: Request) -> Loaded:
     check_model(workload)
     device = _device(request, kernels)
     adopted = tuple(_adopted(policy, workload, kernels, device))
-    loaded = Loaded(request, workload, policy, kernels, device, _seed(request), adopted, policy_overrides)
+    wanted = kernels if request.sanitize else ()
+    sanitizers = tuple(Sanitizers(kernel, device=device.name) for kernel in wanted)
+    loaded = Loaded(request, workload, policy, kernels, device, _seed(request), adopted, policy_overrides, sanitizers)
     if request.resume is not None:
         check_resume(request.resume, loaded)
     return loaded
@@ -192,7 +195,7 @@ def _said_of_opponent(policy: Policy, opponent: str) -> Iterator[None]:
         raise UsageError(f"policy {policy.name}, opponents: {opponent}: {error.message}") from error
 
 
-def compiled(kernel: Kernel, device: Device, *, timeout_s: float) -> Built | Fault:
+def compiled(kernel: Kernel, device: Device, *, timeout_s: float, sanitize: bool = False) -> Built | Fault:
     """Compile, or find in the cache; the kernel's own failure is a Fault, not an exception."""
     builder = registry.load("builders", kernel.manifest.binding)
     target = BuildTarget(
@@ -200,6 +203,7 @@ def compiled(kernel: Kernel, device: Device, *, timeout_s: float) -> Built | Fau
         arch=device.arch,
         cache=cache_folder() / "kernels",
         timeout_s=timeout_s,
+        sanitize=sanitize,
     )
     try:
         built: Built = builder.build(kernel, target)
@@ -268,6 +272,13 @@ def _build(course: Course, loaded: Loaded, run: store.Run) -> None:
                 return
             member.built = built
             course.learn(builds=[*course.evidence.builds, _build_record(built)])
+        for member, sanitizers in zip(course.crew.members, loaded.sanitizers, strict=False):
+            timeout_s = course.policy.budgets.build_s
+            built = compiled(member.kernel, loaded.device, timeout_s=timeout_s, sanitize=True)
+            if isinstance(built, Fault):
+                course.fail(built)
+                return
+            course.sanitizing.append((member, sanitizers, built))
         for number, kernel in enumerate(loaded.adopted):
             name = f"{ADOPTED}{kernel.spec}"
             with _said_of_opponent(course.policy, name):
@@ -349,6 +360,7 @@ def course_of(
             stage_asked=loaded.request.until,
             stage_finished=None,
             exam=ExamRecord(seed=exam.seed, run=exam.run),
+            guard=[found for kernel in loaded.kernels for found in guard.findings(kernel)],
             kernels=[kernel.spec for kernel in loaded.kernels] if len(loaded.kernels) > 1 else [],
         ),
         traces=loaded.request.traces and loaded.policy.traces,

@@ -46,6 +46,8 @@ class BuildTarget:
     cache: Path
     """Folder of built kernels; one sub-folder per content hash."""
     timeout_s: float
+    sanitize: bool = False
+    """Whether to build for sanitizers, slower and with lines: part of what a build is found by."""
 
 
 class Builder(Protocol):

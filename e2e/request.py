@@ -10,6 +10,7 @@ from e2e import sizing
 from e2e.configuration import DEFAULT_POLICY, LoadedWorkload, load_policy
 from e2e.errors import UsageError
 from e2e.measure.devices import Device
+from e2e.sanitizers import Sanitizers
 from e2e.schema.evidence import ExamRecord, Origin
 from e2e.schema.kernel import Kernel
 from e2e.schema.policy import Policy
@@ -51,6 +52,7 @@ class Request:
     seed: int | None = None
     out: Path = Path("results")
     traces: bool = True
+    sanitize: bool = False
     repeat: Repeat | None = None
     again: Again | None = None
     resume: Unfinished | None = None
@@ -73,6 +75,8 @@ class Loaded:
     """Kernels that the policy names as opponents."""
     policy_overrides: dict[str, Any] = field(default_factory=dict)
     """As in `Result`."""
+    sanitizers: tuple[Sanitizers, ...] = ()
+    """Of every kernel, where they were asked for."""
 
     @property
     def sitting(self) -> int:

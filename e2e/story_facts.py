@@ -23,7 +23,20 @@ from e2e.schema.verdict import MemoryVerdict, NumericsVerdict, Verdict
 from e2e.schema.words import Stage, Trust
 from e2e.units import Bytes, Seconds
 from e2e.weighing import fed_of
-from e2e.wording import ABSENT, change, clean, count, duration, outcome_word, percent, ratio, size, small, span
+from e2e.wording import (
+    ABSENT,
+    change,
+    clean,
+    count,
+    duration,
+    outcome_word,
+    percent,
+    ratio,
+    sanitized,
+    size,
+    small,
+    span,
+)
 
 _PLAIN = ("float64", "float32", "float16", "bfloat16", "bool")
 """Dtypes of what is stored as it is used; others pack it."""
@@ -63,6 +76,7 @@ def facts_of(result: Result, cell: CellResult, *, is_deciding: bool) -> tuple[tu
     facts = [
         *_model(evidence.model),
         *_op_checks(evidence.op_checks, verdict.numerics, result.policy),
+        *_sanitized(evidence),
         *_model_check(evidence.model_check, verdict.numerics),
         *_lossy(evidence, result.policy),
         *_exam(evidence.exam),
@@ -113,6 +127,13 @@ def _generation(evidence: Evidence) -> Facts:
         following = f", then {duration(found.per_token_s)} a token" if found.per_token_s else ""
         speed = f"{found.tokens_per_s:,.0f} tokens/s of {count(found.rows, 'row')}"
         yield "generation", f"{which}: first token after {duration(found.first_token_s)}{following}; {speed}"
+
+
+def _sanitized(evidence: Evidence) -> Facts:
+    for name in dict.fromkeys((run.tool, run.kernel) for run in evidence.sanitizers):
+        tool, kernel = name
+        runs = [run for run in evidence.sanitizers if (run.tool, run.kernel) == name]
+        yield tool, f"{sanitized(runs)}{f' of {kernel}' if kernel else ''} ({runs[0].version})"
 
 
 def _op_checks(checks: list[OpCheck], numerics: NumericsVerdict, policy: Policy | None) -> Facts:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from e2e.arm_names import AS_SHIPPED, ArmName
+from e2e.schema.evidence import SanitizerRun
 from e2e.schema.verdict import Estimate
 from e2e.schema.words import Label, Mode, Outcome, Role
 from e2e.units import Bytes, Ratio, Seconds
@@ -148,3 +150,12 @@ def _significant(value: float, digits: int) -> str:
         return "0"
     decimals = digits - 1 - math.floor(math.log10(abs(value)))
     return f"{value:.{max(0, decimals)}f}"
+
+
+def sanitized(runs: Sequence[SanitizerRun]) -> str:
+    """`clean over 44 calls`: what one tool saw; `clean` only where it got through all of them."""
+    calls, found = sum(run.calls for run in runs), sum(len(run.findings) for run in runs)
+    over = f"over {count(calls, 'call')}" if calls else ""
+    cut = "" if all(run.finished for run in runs) else "; it did not get to the end"
+    what = "clean" if not found and not cut else count(found, "finding")
+    return f"{what} {over}".strip() + cut

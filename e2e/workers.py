@@ -136,6 +136,10 @@ class Workers:
         self._start(False, namespace(cuda=self.device != "cpu"))
         return True
 
+    def apart(self) -> tuple[list[str], dict[str, str]]:
+        """Command prefix and environment of a further process of its own for the candidate."""
+        return namespace_prefix(cuda=self.device != "cpu"), self._environment(clean=False)
+
     def fresh(self, do: str, *, clean: bool, **fields: Any) -> Worker:
         """A fresh process that has answered that first request; its answer is in the worker's `facts`.
 

@@ -22,6 +22,7 @@ from e2e.builders._calls import (
 from e2e.builders._driver import Driver, DriverError, LaunchConfig
 from e2e.builders._nvcc import nvcc_command
 from e2e.builders._nvrtc import Found, find_nvrtc, nvrtc_command, nvrtc_compiler
+from e2e.builders._sanitize import sanitizing
 from e2e.builders._toolchain import Compiler, find_nvcc
 from e2e.errors import CandidateError
 from e2e.protocols import BuildTarget, Built, Op, OpCall, outputs_of
@@ -77,7 +78,7 @@ class RawBuilder:
 
 def _by_nvcc(kernel: Kernel, target: BuildTarget) -> Recipe:
     nvcc = nvcc_command(kernel, target)
-    return _recipe(kernel, [*nvcc.argv, "-cubin"], nvcc.compiler, nvcc.headers)
+    return _recipe(kernel, [*nvcc.argv, *sanitizing(target, cuda=True), "-cubin"], nvcc.compiler, nvcc.headers)
 
 
 def _by_nvrtc(kernel: Kernel, target: BuildTarget, found: Found) -> Recipe:

@@ -18,6 +18,7 @@ from e2e.builders._cache import DEPENDENCY_FLAGS, OUT, Recipe, build_once
 from e2e.builders._calls import BORROWED, Saving, bind_failed, entry_for, preparing, require_device
 from e2e.builders._flags import checked_flags
 from e2e.builders._nvcc import nvcc_command
+from e2e.builders._sanitize import sanitizing
 from e2e.builders._toolchain import host_compiler
 from e2e.errors import EnvironmentFault
 from e2e.protocols import BuildTarget, Built, Op
@@ -103,6 +104,7 @@ def _recipe(kernel: Kernel, target: BuildTarget) -> Recipe:
         nvcc = nvcc_command(kernel, target, standard=torch.standard)
         argv = [
             *nvcc.argv,
+            *sanitizing(target, cuda=True),
             *_AS_TORCH_DOES,
             *("-shared", "-Xcompiler", "-fPIC,-fno-gnu-unique"),
             *tail,
@@ -113,7 +115,8 @@ def _recipe(kernel: Kernel, target: BuildTarget) -> Recipe:
         compiler = host_compiler()
         own = ["-fno-gnu-unique"] if "clang" not in compiler.identity else []
         base = ["-O3", f"-std={torch.standard}", "-shared", "-fPIC"]
-        argv = [*compiler.argv, *base, *own, *checked_flags(kernel, nvcc=False), *tail, f"-Wl,-rpath,{library}"]
+        flags = [*checked_flags(kernel, nvcc=False), *sanitizing(target, cuda=False)]
+        argv = [*compiler.argv, *base, *own, *flags, *tail, f"-Wl,-rpath,{library}"]
     identity = (compiler.identity, f"torch {torch.version}", sysconfig.get_python_version())
     return Recipe(kernel, "torch", tuple(argv), "kernel.so", identity, versioned)
 

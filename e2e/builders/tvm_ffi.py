@@ -22,6 +22,7 @@ from e2e.builders._calls import (
 from e2e.builders._flags import checked_flags
 from e2e.builders._nvcc import nvcc_command
 from e2e.builders._openmp import OPENMP, has_openmp
+from e2e.builders._sanitize import sanitizing
 from e2e.builders._toolchain import cpu_identity, host_compiler, tvm_ffi
 from e2e.errors import EnvironmentFault
 from e2e.protocols import BuildTarget, Built, Op, output_count
@@ -142,11 +143,14 @@ def _cpu_recipe(kernel: Kernel, target: BuildTarget) -> Recipe:
         *own,
         *([OPENMP] if openmp else []),
         *flags,
+        *sanitizing(target, cuda=False),
         *("-isystem", str(package.include)),
         *DEPENDENCY_FLAGS,
         *("-o", OUT, str(Path(kernel.path or "").absolute())),
-        # A missing symbol is an error now, with its name, and not when a worker loads the library.
-        *(f"-L{library}", "-ltvm_ffi", f"-Wl,-rpath,{library}", "-Wl,-z,defs"),
+        *(f"-L{library}", "-ltvm_ffi", f"-Wl,-rpath,{library}"),
+        # A missing symbol is an error now, with its name, and not when a worker loads the library. Sanitizers'
+        # own come from what is loaded before the process begins.
+        *([] if target.sanitize else ["-Wl,-z,defs"]),
     ]
     native = (cpu_identity(),) if any("native" in flag for flag in flags) else ()
     identity = (compiler.identity, f"tvm-ffi {package.version}", *native)
@@ -159,6 +163,7 @@ def _cuda_recipe(kernel: Kernel, target: BuildTarget) -> Recipe:
     library = str(package.lib)
     argv = [
         *nvcc.argv,
+        *sanitizing(target, cuda=True),
         *("-shared", "-Xcompiler", "-fPIC,-fno-gnu-unique"),
         *("-isystem", str(package.include)),
         *DEPENDENCY_FLAGS,

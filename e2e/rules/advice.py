@@ -38,6 +38,8 @@ def advice(case: Case) -> Iterator[Reason]:
         yield Reason(code=ReasonCode.INPUT_BOUND, message=message)
     if evidence.unseen:
         yield Reason(code=ReasonCode.CANNOT_SEE, message="; ".join(evidence.unseen))
+    if evidence.guard:
+        yield Reason(code=ReasonCode.GUARD_FINDING, message="; ".join(evidence.guard))
     if evidence.random_weights:
         message = "random weights: times hold, outputs mean little"
         yield Reason(code=ReasonCode.RANDOM_WEIGHTS, message=message)

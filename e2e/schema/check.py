@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from e2e.schema.evidence import DeviceFacts, MutantCheck, OpCheck, TrainingCheck
+from e2e.schema.evidence import DeviceFacts, MutantCheck, OpCheck, SanitizerRun, TrainingCheck
 from e2e.schema.kernel import Kernel
 from e2e.schema.record import Record
 from e2e.schema.verdict import Reason
@@ -38,6 +38,8 @@ class DtypeCheck(Record):
     mutants: list[MutantCheck]
     gradients: TrainingCheck | None
     """Of every tensor of the example; None where the kernel declares no `backward`, or does not take the example."""
+    sanitizers: list[SanitizerRun] = []
+    """Where the check was asked for them."""
     torch: TorchCheck | None
     """None where the kernel does not take the example, or works in place."""
 

@@ -34,6 +34,33 @@ class Fault(Record):
     where: Where = Where()
 
 
+class SanitizerFinding(Record):
+    """One thing that a sanitizer saw in the kernel's own code."""
+
+    file: str
+    line: int
+    message: str
+
+
+class SanitizerRun(Record):
+    """One sanitizer over a kernel's calls, in a process of its own."""
+
+    tool: str
+    """`asan+ubsan` of C++ on a CPU, or one of compute-sanitizer's tools."""
+    version: str
+    """Of the compiler that built it in, or of the tool."""
+    kernel: str | None = None
+    """Spec of the kernel, where several run together."""
+    dtype: str
+    calls: int
+    """Inputs that the kernel took; by the word of the process that ran it."""
+    declined: int
+    """Inputs that it refused, by a constraint or aloud."""
+    finished: bool
+    """Whether it got through all of them."""
+    findings: list[SanitizerFinding] = []
+
+
 class BuildRecord(Record):
     """One kernel's build."""
 
@@ -715,6 +742,10 @@ class Evidence(Record):
     failing_inputs: list[str] = []
     """Files of inputs on which a kernel was wrong, or died, relative to the run folder; see `e2e check --captures`."""
     mutants: list[MutantCheck] = []
+    sanitizers: list[SanitizerRun] = []
+    """Where the run was asked for them."""
+    guard: list[str] = []
+    """What kernelguard's rules match in the kernels' sources, where that package is installed."""
     model_check: ModelCheck | None = None
     subsets: list[SubsetCheck] = []
     """Of several kernels that are wrong together: which of them are wrong by themselves."""

@@ -129,6 +129,7 @@ class ReasonCode(StrEnum):
     NONFINITE_OUTPUT = "nonfinite_output"
     WRONG_OUTPUT_LAYOUT = "wrong_output_layout"
     INPUTS_CHANGED = "inputs_changed"
+    UNDEFINED_BEHAVIOUR = "undefined_behaviour"
     GRADIENTS_MISSING = "gradients_missing"
     GRADIENT_ERROR_EXCEEDED = "gradient_error_exceeded"
     LOSS_PATH_LEFT = "loss_path_left"
@@ -199,6 +200,7 @@ class ReasonCode(StrEnum):
     CANNOT_SEE = "cannot_see"
     RANDOM_WEIGHTS = "random_weights"
     DECLARED_LOSSY = "declared_lossy"
+    GUARD_FINDING = "guard_finding"
     DRIFT = "drift"
 
 
@@ -214,6 +216,9 @@ class ReasonText(StrEnum):
     NONFINITE_OUTPUT = "NaN or infinity stands elsewhere in the candidate's output than in the baseline's"
     WRONG_OUTPUT_LAYOUT = "the output's shape, dtype or aliasing differs from the baseline's"
     INPUTS_CHANGED = "the candidate changed its inputs"
+    UNDEFINED_BEHAVIOUR = (
+        "a sanitizer saw the kernel use memory that is not its own, race, or do what C++ leaves undefined"
+    )
     GRADIENTS_MISSING = "parameters that receive a gradient in the baseline receive none in the candidate arm"
     GRADIENT_ERROR_EXCEEDED = "a parameter's gradient error exceeds what the baseline's own error allows"
     LOSS_PATH_LEFT = "in training, the loss leaves the way that it takes in the baseline, however that rounds"
@@ -279,6 +284,7 @@ class ReasonText(StrEnum):
     RANDOM_WEIGHTS = "the model's weights are random, so its outputs mean little"
     DRIFT = "the model's outputs move further than any legal change moves them, and within what is allowed"
     DECLARED_LOSSY = "the kernel declares a lossy precision, in which the model answers a little differently"
+    GUARD_FINDING = "kernelguard's rules match something in the kernel's source: worth a look, and decides nothing"
 
 
 _KIND_STARTS = {

@@ -9,6 +9,7 @@ from e2e.stages.apart import tried_apart
 from e2e.stages.correctness import check_mutants, check_op, check_outputs, check_training, compare_outputs, engage
 from e2e.stages.course import Course
 from e2e.stages.lineup import need_room, warm_caches
+from e2e.stages.sanitizing import sanitize
 from e2e.stages.survey import know_device, scouted, survey
 
 STAGE = Stage.CHECK
@@ -38,6 +39,7 @@ def check(course: Course) -> None:
                 engage(course, worker)
                 check_outputs(course, worker)
         course.crew.see_rest(worker, stage=STAGE)
+        sanitize(course)
     finally:
         worker.close()
     course.finish(STAGE)

@@ -16,7 +16,8 @@ from e2e.measure.audit import Fingerprint
 from e2e.measure.machine import Watch
 from e2e.measure.schedule import SeedSource
 from e2e.processes import Worker
-from e2e.protocols import Progress
+from e2e.protocols import Built, Progress
+from e2e.sanitizers import Sanitizers
 from e2e.schema.evidence import Evidence, Fault, Part, Spent, StageEnd
 from e2e.schema.policy import Policy
 from e2e.schema.words import Mode, Stage
@@ -41,6 +42,8 @@ class Course:
     seeds: SeedSource
     cells: int = 1
     """Cells of the sweep that this one belongs to."""
+    sanitizing: list[tuple[Member, Sanitizers, Built]] = field(default_factory=list)
+    """Kernels that are looked at under sanitizers, with their builds for that."""
     clean: Worker | None = None
     pilot: Worker | None = None
     """Has every arm prepared; times the pilot, replays audited steps, records traces. Never part of an interval."""
