@@ -60,10 +60,9 @@ def _choices(check: ModelCheck) -> Iterator[str]:
     if other.first is None:
         yield f"most likely {what}: PyTorch's own everywhere"
         return
-    yield (
-        f"most likely {what}: another one than PyTorch's {count(other.count, 'time')}, first at number {other.first:,}, where"
-        f" PyTorch prefers its own by {small(other.first_margin)} nats (at most {small(other.widest_margin)})"
-    )
+    times = count(other.count, "time")
+    margins = f"prefers its own by {small(other.first_margin)} nats (at most {small(other.widest_margin)})"
+    yield f"most likely {what}: not PyTorch's {times}, first at number {other.first:,}, where PyTorch {margins}"
 
 
 def _apart(distance: float) -> str:
