@@ -40,6 +40,7 @@ def _lines(evidence: Evidence, check: ModelCheck) -> Iterator[str]:
         yield f"log-likelihood of the true tokens: it loses {check.nll_lower:+.1e} to {check.nll_upper:+.1e} nats each"
     if check.envelope is not None:
         yield f"changes of PyTorch over {count(check.envelope.answers, check.answer.per)}; within them nothing is drift"
+    yield from _choices(check)
     for found in check.conditions:
         errors = f"error {small(found.error_candidate)}, PyTorch's {small(found.error_baseline)}"
         yield f"{found.name}: {errors if found.status != 'declined' else 'the kernel refuses these calls'}"
@@ -49,6 +50,19 @@ def _lines(evidence: Evidence, check: ModelCheck) -> Iterator[str]:
     if check.split_candidate is not None:
         own = ABSENT if check.split_baseline is None else _apart(check.split_baseline)
         yield f"a row alone and among others: {_apart(check.split_candidate)} (PyTorch: {own})"
+
+
+def _choices(check: ModelCheck) -> Iterator[str]:
+    """Where greedy text would part ways, and how sure PyTorch is there."""
+    other, what = check.other_choices, check.answer.per
+    if other is None:
+        return
+    if other.first is None:
+        yield f"most likely {what}: PyTorch's own everywhere"
+        return
+    times = count(other.count, "time")
+    margins = f"prefers its own by {small(other.first_margin)} nats (at most {small(other.widest_margin)})"
+    yield f"most likely {what}: not PyTorch's {times}, first at number {other.first:,}, where PyTorch {margins}"
 
 
 def _apart(distance: float) -> str:

@@ -169,6 +169,30 @@ def wider(tensor: Any) -> Any:
     return tensor.double() if tensor is not None and tensor.is_floating_point() else tensor
 
 
+def other_choices(value: Tensor, baseline: Tensor) -> dict[str, Any]:
+    """Fields of an OtherChoices, in slices as `distance_of`.
+
+    Shapes:
+        value, baseline (answers, V).
+    """
+    step = max(1, 2**26 // baseline.shape[-1])
+    margins, is_other = [], []
+    for mine, theirs in zip(value.split(step), baseline.split(step), strict=True):
+        best = theirs.double().topk(min(2, theirs.shape[-1]), dim=-1).values
+        margins.append(best[:, 0] - best[:, -1])
+        is_other.append(mine.argmax(-1) != theirs.argmax(-1))
+    found = torch.cat(is_other).nonzero().reshape(-1)
+    if not len(found):
+        return {"count": 0}
+    margin = torch.cat(margins)[found]
+    return {
+        "count": len(found),
+        "first": int(found[0]),
+        "first_margin": float(margin[0]),
+        "widest_margin": float(margin.max()),
+    }
+
+
 TAIL = 1e-3
 """Share of answers of which the least divergent one is told: a mean hides a few that moved far.
 Source: METHOD.md B3.6."""

@@ -18,7 +18,7 @@ from e2e.errors import UsageError
 from e2e.measure.audit import FAR
 from e2e.measure.fingerprint import checksum
 from e2e.numerics.captures import Captured, described, read_outputs, save_calls, select, storages_of, twins
-from e2e.numerics.compare import MODE_RATIO, distance_of, error_of, floor_of
+from e2e.numerics.compare import MODE_RATIO, distance_of, error_of, floor_of, other_choices
 from e2e.numerics.conditions import conditions_of, judged, name_of
 from e2e.numerics.conformance import LOUD, Outputs, Watch
 from e2e.numerics.depth import Look, errors
@@ -340,6 +340,7 @@ class Examiner(OpExaminer):
                 judged(name, told.get(name_of(place)), own, exact, ratio=ratio)
                 for place, (name, exact, own) in enumerate(self._conditions if not is_lossy else ())
             ],
+            "other_choices": other_choices(value, baseline) if answer.is_distribution else None,
             "split_candidate": self._split_of(told, value, reference),
             "nll_difference": lost.difference if lost else None,
             "nll_lower": lost.lower if lost else None,

@@ -290,6 +290,18 @@ class Fed(Record):
     """Per batch, and step."""
 
 
+class OtherChoices(Record):
+    """Answers whose most likely class is another one than the baseline's: where text chosen by it would part ways."""
+
+    count: int
+    first: int | None = None
+    """Number of the first of them, from 0."""
+    first_margin: float | None = None
+    """By how many nats the baseline prefers its own choice there: little, where rounding decides."""
+    widest_margin: float | None = None
+    """The same where it is most sure."""
+
+
 class ConditionCheck(Record):
     """The model's outputs on calls unlike the step's own, against one precision higher."""
 
@@ -334,6 +346,8 @@ class ModelCheck(Record):
     """Upper 97.5 % bound of it."""
     depth: list[LayerError] = []
     """Layer by layer, in the order in which they run; empty where the model has no row of like layers."""
+    other_choices: OtherChoices | None = None
+    """Shown, and never decides: near ties fall either way. None where an answer is no distribution."""
     conditions: list[ConditionCheck] = []
     """Empty where the task knows of none, or PyTorch itself refuses them."""
     envelope: Envelope | None = None

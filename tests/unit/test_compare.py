@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from e2e.numerics.compare import distance_of, error_of, floor_of, judge_op
+from e2e.numerics.compare import distance_of, error_of, floor_of, judge_op, other_choices
 from e2e.schema.words import ReasonCode
 
 torch.set_num_threads(1)
@@ -286,6 +286,17 @@ def test_the_divergence_is_that_of_the_distributions() -> None:
 def test_top_one_is_the_share_of_tokens_that_agree() -> None:
     reference = torch.eye(4, dtype=torch.float64)
     assert distance_of(reference[[0, 1, 2, 0]], reference).top1 == 0.75
+
+
+def test_where_the_most_likely_class_is_another_the_baselines_margin_is_told() -> None:
+    baseline = torch.tensor([[3.0, 1.0, 0.0], [1.0, 0.9, 0.0], [2.0, 0.0, 1.5], [0.0, 1.0, 0.0]])
+    value = baseline.clone()
+    value[1] = torch.tensor([0.9, 1.0, 0.0])
+    value[2] = torch.tensor([1.0, 0.0, 1.5])
+    assert other_choices(value, baseline) == {
+        "count": 2, "first": 1, "first_margin": pytest.approx(0.1), "widest_margin": pytest.approx(0.5),
+    }  # fmt: skip
+    assert other_choices(baseline, baseline) == {"count": 0}
 
 
 def test_slices_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
