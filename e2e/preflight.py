@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from e2e import registry
 from e2e.arm_names import is_adopted
+from e2e.commands import search_path
 from e2e.configuration import YAML_SUFFIXES, LoadedWorkload
 from e2e.errors import EnvironmentFault, UsageError
 from e2e.fetching import fetch
@@ -149,11 +149,10 @@ def check_command(workload: LoadedWorkload, kernels: Sequence[Kernel], policy: P
             f"{where}: policy {policy.name}, opponents: {others[0]}: the command runs one kernel at a time"
         )
     program = workload.workload.command.argv[0]
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     beside = workload.path.parent / program
     if "/" in program and not os.access(beside, os.X_OK):
         raise UsageError(f"{workload.path}: command.argv: no program {beside} that could be run")
-    if "/" not in program and shutil.which(program, path=path) is None:
+    if "/" not in program and shutil.which(program, path=search_path()) is None:
         raise UsageError(f"{workload.path}: command.argv: no program {program!r} on the PATH")
 
 

@@ -197,8 +197,7 @@ class _Runs:
         """All of them; `base`: by seed the run whose outputs the others' are compared with."""
         found = []
         for run in self.made:
-            report, first = run.ran.report, base.get(run.seed)
-            is_first = first is None or first is run.ran
+            report, first = run.ran.report, base[run.seed]
             found.append(
                 CommandRun(
                     arm=run.arm,
@@ -209,7 +208,7 @@ class _Runs:
                     steps=report.steps,
                     wall_s=run.ran.wall_s,
                     calls=report.receipt.calls if report.receipt is not None else None,
-                    difference=None if is_first or first is None else difference(run.ran.outputs, first.outputs)[0],
+                    difference=None if first is run.ran else difference(run.ran.outputs, first.outputs)[0],
                 )
             )
         return found

@@ -15,7 +15,7 @@ import pytest
 
 import e2e
 from e2e import external, registry
-from e2e.commands import _numbers, difference, token
+from e2e.commands import MOST_LOG_BYTES, _numbers, difference, token
 from e2e.configuration import load_workload
 from e2e.errors import NoRoom, UsageError
 from e2e.protocols import BuildTarget
@@ -456,3 +456,11 @@ def test_by_hand_a_program_runs_as_it_is_and_prints_its_report(
     assert external.plan().arm == "baseline" and external.kernel() is None
     external.report(0.5, {"y": [1, 2]})
     assert 0.5 == json.loads(capsys.readouterr().out)["metric"]
+
+
+def test_what_a_program_prints_without_end_is_kept_by_its_end(case: Case) -> None:
+    result = case.run(changed("y = norm", f"print('x' * {2 * MOST_LOG_BYTES} + 'the end')\ny = norm"))
+    assert result.error is None
+    logs = sorted((case.folder / "results").glob("*/command/*.log"))
+    assert ["001-baseline", "002-candidate", "003-mutant", "004-baseline"] == [log.stem for log in logs]
+    assert all(log.stat().st_size == MOST_LOG_BYTES and log.read_text().endswith("the end\n") for log in logs)
