@@ -18,7 +18,7 @@ from e2e import external, registry
 from e2e.commands import MOST_LOG_BYTES, _numbers, difference, token
 from e2e.configuration import load_workload
 from e2e.errors import NoRoom, UsageError
-from e2e.protocols import BuildTarget
+from e2e.protocols import BuildTarget, Built
 from e2e.reading import read_kernel
 from e2e.reports.text import PLUGIN as TEXT
 from e2e.schema.result import Result
@@ -358,6 +358,14 @@ def test_a_built_library_is_loaded_counted_and_zeroed_where_its_outputs_are(
     assert sums["candidate"] > 0 == sums["mutant"]
     said = json.loads((tmp_path / "report.json").read_text())
     assert {"calls": 2, "token": token({**asked, "nonce": "n"})} == said["receipt"] and said["zeroed"]
+
+
+def test_an_extension_of_torch_is_imported_under_the_name_that_it_was_built_for() -> None:
+    kernel = read_kernel(str(REPOSITORY / "tests/kernels/torch_norm.cpp"), op="rms_norm")
+    built = Built(kernel=kernel, builder="torch", artifact="kernel.so", seconds=0.0, cached=True)
+    asked = _kernel(built, "float32")
+    assert asked["module"] == registry.load("builders", "torch").module_name(kernel)
+    assert isinstance(asked["module"], str) and asked["outputs"] == []
 
 
 # ---- The file

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing.process
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 from e2e.configuration import load_workload
 from e2e.errors import UsageError
 from e2e.judge import judge
-from e2e.measure.feeding import batch_s
+from e2e.measure.feeding import batch_s, short_temporary_folder
 from e2e.schema.evidence import Evidence, Fed
 from e2e.schema.words import ReasonCode
 from e2e.schema.workload import Cell, DataSpec
@@ -41,6 +43,17 @@ def test_steps_get_every_batch_once_in_order_from_as_many_processes_as_asked(wor
     makers = {int(batch[2]) for batch in taken}
     assert {os.getpid()} == makers if workers == 0 else len(makers) == workers and os.getpid() not in makers
     assert [torch.int64, torch.bfloat16] == [tensor.dtype for tensor in taken[0][:2]]  # numbers in the cell's dtype
+
+
+def test_a_long_name_of_the_temporary_folder_stops_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sockets in it could not be opened, and whoever waits for a batch would wait for ever."""
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    monkeypatch.setitem(multiprocessing.process.current_process()._config, "tempdir", None)
+    with short_temporary_folder():
+        assert batch_s(Pipeline(), DataSpec(path="x", workers=1), None, seeds=range(4), settle=1) > 0
+    assert tempfile.tempdir == str(deep)
 
 
 def test_a_pipeline_is_timed_without_a_step_too() -> None:
