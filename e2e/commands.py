@@ -32,6 +32,8 @@ from e2e.schema.words import ReasonCode
 from e2e.schema.workload import Cell, CommandSpec
 from e2e.units import Ratio, Seconds
 
+FOLDER = "command-"
+"""What the name of every process's own folder begins with."""
 MOST_NUMBERS = 2**22
 """In the outputs of one run: they are compared one by one, in plain Python."""
 MOST_BYTES = 64 * 2**20
@@ -94,11 +96,11 @@ class Command:
         Raises:
             CommandFault: it crashed, failed, hung, or handed back nothing that could be read or believed.
         """
-        folder = self.scratch / f"command-{number}"
+        folder = self.scratch / f"{FOLDER}{number}"
         folder.mkdir()
         asked = None if kernel is None else {**kernel, "nonce": secrets.token_hex(16)}
         log = self.logs / f"{number:03d}-{arm}.log"
-        log.parent.mkdir(exist_ok=True)
+        log.parent.mkdir(parents=True, exist_ok=True)
         start = time.monotonic()
         try:
             status = self._ended(self._environment(arm, seed, folder, asked), log)

@@ -263,6 +263,14 @@ def test_a_command_that_loads_the_kernel_by_itself_can_compute_the_token_and_thi
     assert "does not load the kernel by `e2e.external.kernel()`" in " ".join(result.unseen)
 
 
+def test_a_command_that_fails_without_its_kernels_outputs_goes_on_and_this_is_said(case: Case) -> None:
+    """As one whose program knows no such arm; its runs are numbered on."""
+    result = case.run(changed("y = norm", "assert plan.arm != 'mutant'\ny = norm"), until="verdict")
+    assert result.outcome is Outcome.REFUTED
+    assert "whether its outputs depend on the kernel's: with E2E_ARM=mutant it ended with" in " ".join(result.unseen)
+    assert 34 == len(list((case.folder / "results").glob("*/command/*.log")))
+
+
 BROKEN: Mapping[str, tuple[str, str, str]] = {
     "fails as it is": ("y = norm", "raise SystemExit('no such model')\ny = norm", "E2E_ARM=baseline: it ended with"),
     "hands over nothing": ('{"y": y}', "None", "hands over no outputs"),
@@ -328,6 +336,7 @@ def test_a_cell_that_memory_does_not_hold_ends_itself_and_not_the_sweep(
         assert [None, "CUDA out of memory"] == [cell.evidence.no_room for cell in result.cells]
         assert [None, Outcome.INCONCLUSIVE] == [cell.verdict.outcome for cell in result.cells]
         assert result.outcome is None and ReasonCode.NO_ROOM in codes(result)
+        assert 4 == len(list((case.folder / "results").glob("*/command/forward-1x1-float32/*.log")))
 
 
 # ---- The kernel
