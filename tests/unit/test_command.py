@@ -15,6 +15,7 @@ import pytest
 
 import e2e
 from e2e import external, registry
+from e2e.adoption import adopt
 from e2e.commands import MOST_LOG_BYTES, _numbers, difference, token
 from e2e.configuration import load_workload
 from e2e.errors import NoRoom, UsageError
@@ -107,6 +108,8 @@ def test_a_gain_is_confirmed_and_the_report_says_at_once_how_far_it_can_be_trust
     assert "faster than the command as it is" in " ".join(first_screen.split())
     assert "PyTorch" not in first_screen
     assert "the strongest PyTorch path" in " ".join(text.split())  # among what was not seen
+    with pytest.raises(UsageError, match="a program of your own, which loads the kernel itself"):
+        adopt(case.folder, result, out=case.folder / "adopted", alternative=None, forced=None)
 
 
 def test_processes_run_in_mirrored_order_on_one_seed_a_group_and_every_run_is_compared(case: Case) -> None:
