@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 
 from e2e.errors import EnvironmentFault
 from e2e.measure.schedule import steps_for
@@ -50,4 +49,6 @@ def _timed(course: Course, arms: Sequence[str], stage: Stage) -> list[Fed]:
             seeds = list(range(first, first + steps))
             reply = worker.call("feed", timeout_s=budgets.call_s, arm=fed, seeds=seeds, settle=settle)
             times[fed].append(reply["batch_s"])
-    return [Fed(arm=arm, batch_s=median(values)) for arm, values in times.items()]
+    return [
+        Fed(arm=arm, batch_s=min(values), spread_ratio=max(values) / min(values) - 1) for arm, values in times.items()
+    ]
