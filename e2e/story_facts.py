@@ -260,9 +260,7 @@ def _fed(result: Result, evidence: Evidence) -> Facts:
     without, mine = duration(fed.baseline_s, digits=3), duration(fed.candidate_s, digits=3)
     text = f"makes a batch in {duration(fed.made_s, digits=3)} with {workers}; a step that it feeds takes {without}, of"
     text += f" which {percent(fed.waits)} is not the step; with the kernel {mine}: {ratio(fed.speedup)} end to end, no"
-    text += (
-        f" interval (the same twice differs by up to {percent(fed.spread_ratio)}); the verdict is for prepared batches"
-    )
+    text += f" interval (the same twice differs by up to {percent(fed.spread_ratio)}); prepared batches decide"
     yield "pipeline", text
 
 
