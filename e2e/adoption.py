@@ -98,6 +98,10 @@ def adopt(run: Path, result: Result, *, out: Path, alternative: str | None, forc
 def _kernel_of(result: Result) -> Kernel:
     if len(result.kernels) != 1:
         raise UsageError(f"run {result.run_id} has {count(len(result.kernels), 'kernel')}; adopt takes runs of one")
+    if result.is_command:
+        raise UsageError(
+            f"run {result.run_id} is of a program of your own, which loads the kernel itself: adopt it there"
+        )
     return result.kernels[0]
 
 

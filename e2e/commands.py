@@ -32,10 +32,14 @@ from e2e.schema.words import ReasonCode
 from e2e.schema.workload import Cell, CommandSpec
 from e2e.units import Ratio, Seconds
 
+FOLDER = "command-"
+"""What the name of every process's own folder begins with."""
 MOST_NUMBERS = 2**22
 """In the outputs of one run: they are compared one by one, in plain Python."""
 MOST_BYTES = 64 * 2**20
 """Of a report, and of the file beside it."""
+MOST_LOG_BYTES = 2**20
+"""Of what one process printed that are kept."""
 MOST_FILE_BYTES = 8 * 2**30
 """No file that a command writes comes near; one that prints for ever is stopped here."""
 _TAIL = 600
@@ -92,13 +96,16 @@ class Command:
         Raises:
             CommandFault: it crashed, failed, hung, or handed back nothing that could be read or believed.
         """
-        folder = self.scratch / f"command-{number}"
+        folder = self.scratch / f"{FOLDER}{number}"
         folder.mkdir()
         asked = None if kernel is None else {**kernel, "nonce": secrets.token_hex(16)}
         log = self.logs / f"{number:03d}-{arm}.log"
-        log.parent.mkdir(exist_ok=True)
+        log.parent.mkdir(parents=True, exist_ok=True)
         start = time.monotonic()
-        status = self._ended(self._environment(arm, seed, folder, asked), log)
+        try:
+            status = self._ended(self._environment(arm, seed, folder, asked), log)
+        finally:
+            _cut(log)
         wall_s = time.monotonic() - start
         if status != 0:
             raise CommandFault(f"{_died(status)}{_printed(log)}", kind="crashed" if status < 0 else "exited")
@@ -144,14 +151,18 @@ class Command:
         if asked is not None:
             told["E2E_KERNEL"] = str(folder / "kernel.json")
             Path(told["E2E_KERNEL"]).write_text(json.dumps(asked), encoding="utf-8")
-        path = os.pathsep.join([str(Path(sys.executable).parent), own.get("PATH", os.defpath)])
-        return {**own, **told, "PATH": path}
+        return {**own, **told, "PATH": search_path()}
 
     def _believe(self, report: CommandReport, wall_s: Seconds) -> None:
         """A process cannot have spent more time in its steps than it lived."""
         if self.spec.metric == "seconds" and (claimed := report.metric * (report.steps or 1)) > wall_s:
             message = f"it reports {claimed:.3g} s of steps, and its process lived {wall_s:.3g} s"
             raise CommandFault(message, kind="implausible")
+
+
+def search_path() -> str:
+    """Where programs are looked for: `python` is the one that runs e2e."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
 def token(asked: Mapping[str, Any]) -> str:
@@ -223,6 +234,17 @@ def _died(status: int) -> str:
         return f"it ended with the exit status {status}"
     known = {item.value: item.name for item in signal.Signals}
     return f"it was killed by {known.get(-status, f'signal {-status}')}"
+
+
+def _cut(log: Path) -> None:
+    """Keep its end: it stays in the run's folder."""
+    with log.open("rb+") as file:
+        if log.stat().st_size > MOST_LOG_BYTES:
+            file.seek(-MOST_LOG_BYTES, os.SEEK_END)
+            end = file.read()
+            file.seek(0)
+            file.write(end)
+            file.truncate()
 
 
 def _printed(log: Path) -> str:

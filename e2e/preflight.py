@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from e2e import registry
 from e2e.arm_names import is_adopted
+from e2e.commands import search_path
 from e2e.configuration import YAML_SUFFIXES, LoadedWorkload
 from e2e.errors import EnvironmentFault, UsageError
 from e2e.fetching import fetch
@@ -21,7 +21,7 @@ from e2e.request import Repeat
 from e2e.schema.kernel import Kernel
 from e2e.schema.policy import FEWEST_WORKERS, MOST_WORKERS, Policy
 from e2e.schema.words import Outcome
-from e2e.schema.workload import SYNTHETIC, ModelSpec, cells_of
+from e2e.schema.workload import HUB, SYNTHETIC, ModelSpec, cells_of
 from e2e.yaml_lines import printable
 
 REACH_S = 3.0
@@ -149,11 +149,10 @@ def check_command(workload: LoadedWorkload, kernels: Sequence[Kernel], policy: P
             f"{where}: policy {policy.name}, opponents: {others[0]}: the command runs one kernel at a time"
         )
     program = workload.workload.command.argv[0]
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     beside = workload.path.parent / program
     if "/" in program and not os.access(beside, os.X_OK):
         raise UsageError(f"{workload.path}: command.argv: no program {beside} that could be run")
-    if "/" not in program and shutil.which(program, path=path) is None:
+    if "/" not in program and shutil.which(program, path=search_path()) is None:
         raise UsageError(f"{workload.path}: command.argv: no program {program!r} on the PATH")
 
 
@@ -166,7 +165,10 @@ def check_model(workload: LoadedWorkload) -> None:
     """
     spec, root = workload.workload.model, workload.path.parent
     data = root / workload.workload.data.path
-    if workload.workload.data.path != SYNTHETIC and not data.exists():
+    path = workload.workload.data.path
+    if path.startswith(HUB):
+        _reach_data(path.removeprefix(HUB))
+    elif path != SYNTHETIC and not data.exists():
         raise UsageError(f"{workload.path}: data.path: no file {data}")
     home = spec.factory.rpartition(":")[0] if spec.factory else ""
     if home.endswith(".py") and not (root / home).is_file():
@@ -194,12 +196,28 @@ def _reach_hub(repository: str, spec: ModelSpec) -> None:
     )
     if constants.HF_HUB_OFFLINE or os.environ.get("TRANSFORMERS_OFFLINE") == "1":
         raise EnvironmentFault(f"offline, and config.json of {repository} is not in the cache; {remedy}")
+    _connect(repository, remedy)
+    fetch(repository, spec)
+
+
+def _reach_data(name: str) -> None:
+    """The package that reads it asks an unreachable hub for half a minute."""
+    from huggingface_hub import constants
+
+    if not constants.HF_HUB_OFFLINE:
+        _connect(
+            name,
+            "if it is in the cache, set HF_HUB_OFFLINE=1; else run once with a network, or point data.path at a file",
+        )
+
+
+def _connect(what: str, remedy: str) -> None:
+    from huggingface_hub import constants
+
     address = urlsplit(constants.ENDPOINT)
     port = address.port or (443 if address.scheme == "https" else 80)
     try:
         socket.create_connection((address.hostname or "", port), timeout=REACH_S).close()
     except OSError as error:
-        raise EnvironmentFault(
-            f"{repository} is not in the cache, and its hub cannot be reached ({error}); {remedy}"
-        ) from error
-    fetch(repository, spec)
+        message = f"{what} is not known to be in the cache, and its hub cannot be reached ({error}); {remedy}"
+        raise EnvironmentFault(message) from error

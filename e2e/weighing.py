@@ -173,6 +173,8 @@ class FedSteps:
     """The strongest baseline's pilot step, from prepared batches."""
     baseline_s: Seconds
     candidate_s: Seconds
+    spread_ratio: Ratio
+    """Largest difference between two times of one of them: what is nearer than that is the same."""
 
     @property
     def waits(self) -> Ratio:
@@ -192,7 +194,8 @@ def fed_of(evidence: Evidence) -> FedSteps | None:
     made_s, baseline_s, candidate_s = map(times.get, (None, evidence.baseline, evidence.candidate))
     if prepared is None or made_s is None or prepared.step_s is None or baseline_s is None or candidate_s is None:
         return None
-    return FedSteps(made_s, prepared.step_s, baseline_s, candidate_s)
+    spread_ratio = max(item.spread_ratio for item in evidence.fed)
+    return FedSteps(made_s, prepared.step_s, baseline_s, candidate_s, spread_ratio)
 
 
 def is_look(estimate: Estimate, policy: Policy) -> bool:

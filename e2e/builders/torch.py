@@ -74,6 +74,12 @@ class TorchBuilder:
 
         return preparing(_function(_loaded(built), str(built.kernel.manifest.prepare), built), op, built)
 
+    def module_name(self, kernel: Kernel) -> str:
+        """Under which its library was built, and has to be imported."""
+        texts = b"\n".join(Path(path).read_bytes() for path in (str(kernel.path), *kernel.others))
+        stated = [name.decode() for name in _STATED_NAME.findall(texts)]
+        return stated[0] if stated and stated[0] != "TORCH_EXTENSION_NAME" else _NAME
+
 
 @dataclass(frozen=True)
 class _Torch:
@@ -131,15 +137,8 @@ def _torch() -> _Torch:
     return _Torch(root, importlib.metadata.version("torch"), max(_STANDARD.findall(own), default="c++17"))
 
 
-def module_name(kernel: Kernel) -> str:
-    """Under which its library was built, and has to be imported."""
-    texts = b"\n".join(Path(path).read_bytes() for path in (str(kernel.path), *kernel.others))
-    stated = [name.decode() for name in _STATED_NAME.findall(texts)]
-    return stated[0] if stated and stated[0] != "TORCH_EXTENSION_NAME" else _NAME
-
-
 def _loaded(built: Built) -> ModuleType:
-    name = module_name(built.kernel)
+    name = PLUGIN.module_name(built.kernel)
     loader = importlib.machinery.ExtensionFileLoader(name, built.artifact)
     spec = importlib.util.spec_from_file_location(name, built.artifact, loader=loader)
     assert spec is not None

@@ -5,8 +5,11 @@ As people feed a model: `torch.utils.data.DataLoader` around the session's own p
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +17,9 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from e2e.schema.workload import DataSpec
 from e2e.units import Seconds
+
+_LONGEST, _SHORT = 60, "/tmp"
+"""Characters of a folder below which multiprocessing's own names fit into a socket's 107; and one that is short."""
 
 
 class _Made(IterableDataset[Any]):
@@ -61,6 +67,18 @@ def batch_s(
             step(moved)
     _wait(on_device)
     return (time.perf_counter() - start) / (len(seeds) - settle)
+
+
+@contextmanager
+def short_temporary_folder() -> Iterator[None]:
+    """Loaders' processes hand tensors over through sockets in the temporary folder, whose names have a limit."""
+    before = tempfile.tempdir
+    if len(tempfile.gettempdir()) > _LONGEST and Path(_SHORT).is_dir():
+        tempfile.tempdir = _SHORT
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 def _wait(on_device: bool) -> None:

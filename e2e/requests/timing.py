@@ -162,9 +162,10 @@ class Timing(Opened):
 
     def do_feed(self, *, arm: str | None, seeds: list[int], settle: int) -> dict[str, Any]:
         """See feeding.batch_s."""
-        from e2e.measure.feeding import batch_s
+        from e2e.measure.feeding import batch_s, short_temporary_folder
 
-        with nullcontext() if arm is None else self.arena.stepping(arm) as step:
+        stepping = nullcontext() if arm is None else self.arena.stepping(arm)
+        with short_temporary_folder(), stepping as step:
             return {"batch_s": batch_s(self.session, self.data, step, seeds=seeds, settle=settle)}
 
     def do_generation(self, *, arm: str, seeds: list[int]) -> dict[str, Any]:

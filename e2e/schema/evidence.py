@@ -287,7 +287,9 @@ class Fed(Record):
     arm: str | None
     """Which takes a step with each of them; None: they are only made."""
     batch_s: Seconds
-    """Per batch, and step."""
+    """Per batch, and step: the quicker of two times, since whatever else runs beside the pipeline only adds."""
+    spread_ratio: Ratio
+    """How much longer the other one took."""
 
 
 class OtherChoices(Record):

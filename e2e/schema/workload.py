@@ -16,6 +16,8 @@ COMMAND = "command"
 """The task whose step a program of the user's own runs."""
 SYNTHETIC = "synthetic"
 """`data.path` of inputs that are drawn, not read; every report says so."""
+HUB = "hf:"
+"""What a `data.path` begins with that is a data set of the hub."""
 
 
 class ModelSpec(Record):
@@ -63,9 +65,14 @@ class DataSpec(Record):
     """Where the step's inputs come from."""
 
     path: str
-    """Relative to the workload file: text, `.jsonl` or `.parquet`; for images a folder or a `.npz`. Or `synthetic`."""
+    """Relative to the workload file: text, `.jsonl` or `.parquet`; for images a folder or a `.npz`. Or `hf:NAME`, a
+    data set of text on the hub; or `synthetic`."""
+    split: str = "train"
+    """Of a data set on the hub, in its own words: `train`, `test[:1000]`."""
+    revision: str | None = None
+    """Of a data set on the hub: its commit."""
     field: str | None = None
-    """JSONL and Parquet: the field with the text, `text` by default. `.npz`: the array of images, `images`."""
+    """Records of text: the field with it, `text` by default. `.npz`: the array of images, `images`."""
     tokenizer: Literal["model", "bytes"] = "model"
     """`bytes`: token id = byte value (byte-level models, and random weights, which have no tokenizer)."""
     workers: int = Field(0, ge=0, le=64)

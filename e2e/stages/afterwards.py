@@ -7,6 +7,7 @@ from e2e.profile import causes, timeline
 from e2e.profile.timeline import Timeline
 from e2e.schema.words import Mode, Role, Stage
 from e2e.stages.course import Course
+from e2e.stages.fed import measure_fed
 from e2e.stages.memory import measure_memory
 
 TRACE_STEPS = 3
@@ -18,15 +19,17 @@ def look_back(course: Course) -> None:
     arms = [arm for arm in (course.evidence.baseline, course.evidence.candidate) if arm is not None]
     if len(arms) < 2 or course.pilot is None or not course.pilot.alive:
         return
+    stage = course.evidence.stage_finished or Stage.SCREEN
     if course.deadline.left_s <= 0:
         course.learn(unseen=[*course.evidence.unseen, "memory and traces: the time was used up"])
+        measure_fed(course, arms, stage=stage)
         return
-    stage = course.evidence.stage_finished or Stage.SCREEN
     if course.traces:
         course.progress.stage("traces", "one profiled, untimed pass per arm")
         _look_at_traces(course, _traced(course, [*arms, AS_SHIPPED, *_for_names(course, arms[1])], stage))
     if not course.evidence.memory:  # a screen for a memory outcome has it already
         measure_memory(course, stage=stage)
+    measure_fed(course, arms, stage=stage)
 
 
 def _for_names(course: Course, candidate: str) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from e2e import registry, wording
 from e2e.arm_names import ArmName
-from e2e.commands import Command, CommandFault, Ran, difference, is_finite, seconds_of
+from e2e.commands import FOLDER, Command, CommandFault, Ran, difference, is_finite, seconds_of
 from e2e.errors import UsageError
 from e2e.integrity.isolation import namespace_prefix
 from e2e.measure.devices import cuda_devices
@@ -38,6 +38,7 @@ from e2e.schema.evidence import (
     engagement_at,
 )
 from e2e.schema.words import Mode, ReasonCode, Role, Stage
+from e2e.schema.workload import Cell
 from e2e.signatures import signature_of
 from e2e.stages.course import Course
 from e2e.sweep import settled
@@ -47,6 +48,7 @@ from e2e.workers import CandidateFault
 
 BASELINE, CANDIDATE, SHAM = (str(ArmName(role, Mode.COMMAND)) for role in (Role.BASELINE, Role.CANDIDATE, Role.SHAM))
 SITE = "command"
+_SEEDS = 2**31
 _CODES = {
     "crashed": ReasonCode.CANDIDATE_CRASHED,
     "exited": ReasonCode.CANDIDATE_EXITED,
@@ -72,7 +74,7 @@ def check(course: Course) -> None:
     course.progress.stage("check", "the command as it is, and with the kernel")
     _know(course)
     runs = _runs(course)
-    seed = course.seeds.take(1)
+    seed = _seed(course)
     with course.spending("check"):
         first = runs.plain(BASELINE, seed)
         mine = runs.with_kernel(seed)
@@ -197,8 +199,7 @@ class _Runs:
         """All of them; `base`: by seed the run whose outputs the others' are compared with."""
         found = []
         for run in self.made:
-            report, first = run.ran.report, base.get(run.seed)
-            is_first = first is None or first is run.ran
+            report, first = run.ran.report, base[run.seed]
             found.append(
                 CommandRun(
                     arm=run.arm,
@@ -209,7 +210,7 @@ class _Runs:
                     steps=report.steps,
                     wall_s=run.ran.wall_s,
                     calls=report.receipt.calls if report.receipt is not None else None,
-                    difference=None if is_first or first is None else difference(run.ran.outputs, first.outputs)[0],
+                    difference=None if first is run.ran else difference(run.ran.outputs, first.outputs)[0],
                 )
             )
         return found
@@ -227,13 +228,22 @@ def _runs(course: Course) -> _Runs:
         root=crew.workload.path.parent,
         device=crew.device,
         scratch=crew.scratch,
-        logs=course.folder / "command",
+        logs=course.folder / "command" / (_folder_of(crew.cell) if course.cells > 1 else ""),
         prefix=prefix,
         timeout_s=budgets.import_s + budgets.call_s,
     )
     stage = Stage.CHECK if course.evidence.stage_finished is Stage.BUILD else Stage.VERDICT
-    number = len(course.evidence.command_runs)
+    number = len(list(crew.scratch.glob(f"{FOLDER}*")))  # also of those that failed
     return _Runs(command, _kernel(member.built, crew.cell.dtype), number, member.kernel.shown, stage)
+
+
+def _folder_of(cell: Cell) -> str:
+    return f"{cell.step}-{cell.batch}x{cell.sequence}-{cell.dtype}"
+
+
+def _seed(course: Course) -> int:
+    """One that generators of any language take."""
+    return course.seeds.take(1) % _SEEDS
 
 
 def _kernel(built: Built, dtype: str) -> dict[str, Any]:
@@ -406,7 +416,7 @@ def _one_group(course: Course, runs: _Runs, groups: _Groups, place: int) -> None
         UsageError, CandidateFault: a process failed.
     """
     order = course.rng.sample(_ARMS, len(_ARMS))
-    seed, spec = course.seeds.take(1), course.crew.workload.workload.command
+    seed, spec = _seed(course), course.crew.workload.workload.command
     found: dict[str, list[Ran]] = {arm: [] for arm in order}
     segments = []
     for position, arm in enumerate([*order, *reversed(order)]):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from statistics import median
 from typing import Any, Literal
 
 from e2e import ceilings, stats, wording
@@ -15,7 +14,7 @@ from e2e.judge import judge
 from e2e.measure.machine import thread_count
 from e2e.measure.schedule import pick_strongest, steps_for
 from e2e.processes import Worker, WorkerFault
-from e2e.schema.evidence import ArmRecord, Fault, Fed, Generation, Isolated, Roofline, Segment
+from e2e.schema.evidence import ArmRecord, Fault, Generation, Isolated, Roofline, Segment
 from e2e.schema.verdict import Estimate
 from e2e.schema.words import Mode, ReasonCode, Role, Stage
 from e2e.stages import earlier
@@ -25,7 +24,7 @@ from e2e.stages.course import Course
 from e2e.stages.lineup import arm_names, begin_pilot, every_arm, is_left_out, mode_problem, wait_for_caches
 from e2e.stages.memory import measure_memory
 from e2e.stages.timing import rough_step_s, run_block, segment_steps, warm_up
-from e2e.weighing import find_arm, opponent_arm, weigh
+from e2e.weighing import opponent_arm, weigh
 from e2e.workers import CandidateFault, Member
 
 STAGE = Stage.SCREEN
@@ -38,8 +37,6 @@ AUTOTUNE_COST = 4.0
 kernel."""
 AUTOTUNE_SHARE = 0.2
 """Of the time left, the most that tuning may take: the verdict needs the rest."""
-FED_S, _LEAST_FED, _MOST_FED = 0.5, 8, 256
-"""Of steps fed by the data pipeline: seconds of them, if the pipeline keeps up, and their number at a time."""
 _GENERATIONS = 5
 """Steps whose first token is timed, and as many whole ones; the medians are told."""
 NEAR = 1.05
@@ -66,7 +63,6 @@ def screen(course: Course) -> None:
     _each_alone(course)
     _isolated(course)
     _generation(course)
-    _fed(course)
     if course.policy.objective == "memory" and course.evidence.baseline and course.evidence.candidate:
         measure_memory(course, stage=STAGE)  # what saves nothing needs no long run
     course.finish(STAGE)
@@ -416,28 +412,6 @@ def _generation(course: Course) -> None:
         if reply["step_s"] and reply["first_token_s"]:
             found.append(Generation(arm=arm, tokens=cell.new_tokens, rows=cell.batch, **reply))
     course.learn(generations=found)
-
-
-def _fed(course: Course) -> None:
-    """The data pipeline alone, and both arms fed by it, in mirrored order; explains, never decides."""
-    workload = course.crew.workload.workload
-    chosen = _chosen(course)
-    if "data" not in workload.include or len(chosen) < 2 or course.pilot is None or not course.has_time:
-        return
-    course.progress.stage("screen", "steps fed by the data pipeline")
-    baseline = find_arm(course.evidence, chosen[0])
-    settle = 2 + workload.data.workers * workload.data.prefetch  # what was made ahead while nobody waited
-    step_s = (baseline.step_s if baseline else None) or FED_S
-    steps = settle + min(_MOST_FED, steps_for(step_s, segment_s=FED_S, min_steps=_LEAST_FED))
-    times: dict[str | None, list[float]] = {}
-    order: list[str | None] = [None, *chosen]
-    for arm in (*order, *reversed(order)):
-        first = course.seeds.take(steps)
-        reply = course.crew.ask(
-            course.pilot, "feed", stage=STAGE, arm=arm, seeds=list(range(first, first + steps)), settle=settle
-        )
-        times.setdefault(arm, []).append(reply["batch_s"])
-    course.learn(fed=[Fed(arm=arm, batch_s=median(found)) for arm, found in times.items()])
 
 
 def _isolated(course: Course) -> None:

@@ -1,4 +1,4 @@
-"""Texts on disk: plain, JSON lines, Parquet."""
+"""Texts: plain, JSON lines, Parquet, data sets of the hub."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from e2e.errors import EnvironmentFault, UsageError
-from e2e.schema.workload import DataSpec
+from e2e.schema.workload import HUB, DataSpec
 
 TEXT_FIELD = "text"
+MOST_RECORDS = 10_000
+"""Of a data set on the hub that are read, in its own order."""
 
 
 def read_text(data: DataSpec, root: Path) -> str:
@@ -21,7 +23,8 @@ def read_text(data: DataSpec, root: Path) -> str:
         EnvironmentFault: nothing here reads such a file.
     """
     path = root / data.path
-    return "\n\n".join(read_samples(data, root)) if path.suffix in _STRUCTURED else _plain(path)
+    has_records = path.suffix in _STRUCTURED or data.path.startswith(HUB)
+    return "\n\n".join(read_samples(data, root)) if has_records else _plain(path)
 
 
 def read_samples(data: DataSpec, root: Path) -> list[str]:
@@ -32,10 +35,13 @@ def read_samples(data: DataSpec, root: Path) -> list[str]:
     """
     path, field = root / data.path, data.field or TEXT_FIELD
     reader = _STRUCTURED.get(path.suffix)
-    texts = reader(path, field) if reader else _plain(path).splitlines()
+    if data.path.startswith(HUB):
+        texts = _from_hub(data, field)
+    else:
+        texts = reader(path, field) if reader else _plain(path).splitlines()
     if found := [text for text in texts if text.strip()]:
         return found
-    raise UsageError(f"data.path: {path} holds no text")
+    raise UsageError(f"data.path: {data.path if data.path.startswith(HUB) else path} holds no text")
 
 
 def _plain(path: Path) -> str:
@@ -72,6 +78,24 @@ def _parquet(path: Path, field: str) -> list[str]:
     except (OSError, ValueError) as error:  # pyarrow's own errors are one of them
         raise UsageError(f"data.path: {path}: {error}") from error
     return [_text_in({field: text}, field, f"{path}, row {number}") for number, text in enumerate(column)]
+
+
+def _from_hub(data: DataSpec, field: str) -> list[str]:
+    """The first records of a split."""
+    if importlib.util.find_spec("datasets") is None:
+        raise EnvironmentFault(f"reading {data.path} needs the package datasets: pip install datasets")
+    import datasets
+
+    datasets.disable_progress_bars()  # a worker's output is quoted where it died
+    name = data.path.removeprefix(HUB)
+    try:
+        records = datasets.load_dataset(name, split=data.split, revision=data.revision)
+    except (FileNotFoundError, ValueError) as error:  # no such data set, split or revision
+        raise UsageError(f"data.path: {data.path}: {str(error).strip()}") from error
+    except OSError as error:
+        raise EnvironmentFault(f"the data set {name} cannot be read: {str(error).strip()}") from error
+    first = records.select(range(min(MOST_RECORDS, len(records))))
+    return [_text_in(record, field, f"{data.path}, record {number}") for number, record in enumerate(first)]
 
 
 def _text_in(record: Any, field: str, where: str) -> str:

@@ -62,10 +62,9 @@ class Engine:
         table = self.weights["model.embed_tokens.weight"]
         x = table[ids]
         for layer in range(self.config["num_hidden_layers"]):
-            x = x + self._attention(f"model.layers.{layer}", self._normed(x, f"model.layers.{layer}.input_layernorm"))
-            x = x + self._mlp(
-                f"model.layers.{layer}.mlp", self._normed(x, f"model.layers.{layer}.post_attention_layernorm")
-            )
+            name = f"model.layers.{layer}"
+            x = x + self._attention(name, self._normed(x, f"{name}.input_layernorm"))
+            x = x + self._mlp(f"{name}.mlp", self._normed(x, f"{name}.post_attention_layernorm"))
         return self._normed(x, "model.norm") @ table.T
 
     def _normed(self, x: Array, name: str) -> Array:
@@ -79,9 +78,8 @@ class Engine:
         )
         q, k = self._rotated(q), self._rotated(k)
         k, v = (np.repeat(item, heads // shared, axis=0) for item in (k, v))
-        scores = q @ k.swapaxes(1, 2) / np.sqrt(np.float32(size)) + np.triu(
-            np.full((len(x), len(x)), -1e9, np.float32), 1
-        )
+        ahead = np.triu(np.full((len(x), len(x)), -1e9, np.float32), 1)
+        scores = q @ k.swapaxes(1, 2) / np.sqrt(np.float32(size)) + ahead
         scores = np.exp(scores - scores.max(-1, keepdims=True))
         mixed = (scores / scores.sum(-1, keepdims=True)) @ v
         return mixed.swapaxes(0, 1).reshape(len(x), -1) @ self.weights[f"{name}.self_attn.o_proj.weight"].T

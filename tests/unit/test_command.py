@@ -15,10 +15,11 @@ import pytest
 
 import e2e
 from e2e import external, registry
-from e2e.commands import _numbers, difference, token
+from e2e.adoption import adopt
+from e2e.commands import MOST_LOG_BYTES, _numbers, difference, token
 from e2e.configuration import load_workload
 from e2e.errors import NoRoom, UsageError
-from e2e.protocols import BuildTarget
+from e2e.protocols import BuildTarget, Built
 from e2e.reading import read_kernel
 from e2e.reports.text import PLUGIN as TEXT
 from e2e.schema.result import Result
@@ -107,6 +108,8 @@ def test_a_gain_is_confirmed_and_the_report_says_at_once_how_far_it_can_be_trust
     assert "faster than the command as it is" in " ".join(first_screen.split())
     assert "PyTorch" not in first_screen
     assert "the strongest PyTorch path" in " ".join(text.split())  # among what was not seen
+    with pytest.raises(UsageError, match="a program of your own, which loads the kernel itself"):
+        adopt(case.folder, result, out=case.folder / "adopted", alternative=None, forced=None)
 
 
 def test_processes_run_in_mirrored_order_on_one_seed_a_group_and_every_run_is_compared(case: Case) -> None:
@@ -263,6 +266,14 @@ def test_a_command_that_loads_the_kernel_by_itself_can_compute_the_token_and_thi
     assert "does not load the kernel by `e2e.external.kernel()`" in " ".join(result.unseen)
 
 
+def test_a_command_that_fails_without_its_kernels_outputs_goes_on_and_this_is_said(case: Case) -> None:
+    """As one whose program knows no such arm; its runs are numbered on."""
+    result = case.run(changed("y = norm", "assert plan.arm != 'mutant'\ny = norm"), until="verdict")
+    assert result.outcome is Outcome.REFUTED
+    assert "whether its outputs depend on the kernel's: with E2E_ARM=mutant it ended with" in " ".join(result.unseen)
+    assert 34 == len(list((case.folder / "results").glob("*/command/*.log")))
+
+
 BROKEN: Mapping[str, tuple[str, str, str]] = {
     "fails as it is": ("y = norm", "raise SystemExit('no such model')\ny = norm", "E2E_ARM=baseline: it ended with"),
     "hands over nothing": ('{"y": y}', "None", "hands over no outputs"),
@@ -328,6 +339,7 @@ def test_a_cell_that_memory_does_not_hold_ends_itself_and_not_the_sweep(
         assert [None, "CUDA out of memory"] == [cell.evidence.no_room for cell in result.cells]
         assert [None, Outcome.INCONCLUSIVE] == [cell.verdict.outcome for cell in result.cells]
         assert result.outcome is None and ReasonCode.NO_ROOM in codes(result)
+        assert 4 == len(list((case.folder / "results").glob("*/command/forward-1x1-float32/*.log")))
 
 
 # ---- The kernel
@@ -358,6 +370,14 @@ def test_a_built_library_is_loaded_counted_and_zeroed_where_its_outputs_are(
     assert sums["candidate"] > 0 == sums["mutant"]
     said = json.loads((tmp_path / "report.json").read_text())
     assert {"calls": 2, "token": token({**asked, "nonce": "n"})} == said["receipt"] and said["zeroed"]
+
+
+def test_an_extension_of_torch_is_imported_under_the_name_that_it_was_built_for() -> None:
+    kernel = read_kernel(str(REPOSITORY / "tests/kernels/torch_norm.cpp"), op="rms_norm")
+    built = Built(kernel=kernel, builder="torch", artifact="kernel.so", seconds=0.0, cached=True)
+    asked = _kernel(built, "float32")
+    assert asked["module"] == registry.load("builders", "torch").module_name(kernel)
+    assert isinstance(asked["module"], str) and asked["outputs"] == []
 
 
 # ---- The file
@@ -456,3 +476,11 @@ def test_by_hand_a_program_runs_as_it_is_and_prints_its_report(
     assert external.plan().arm == "baseline" and external.kernel() is None
     external.report(0.5, {"y": [1, 2]})
     assert 0.5 == json.loads(capsys.readouterr().out)["metric"]
+
+
+def test_what_a_program_prints_without_end_is_kept_by_its_end(case: Case) -> None:
+    result = case.run(changed("y = norm", f"print('x' * {2 * MOST_LOG_BYTES} + 'the end')\ny = norm"))
+    assert result.error is None
+    logs = sorted((case.folder / "results").glob("*/command/*.log"))
+    assert ["001-baseline", "002-candidate", "003-mutant", "004-baseline"] == [log.stem for log in logs]
+    assert all(log.stat().st_size == MOST_LOG_BYTES and log.read_text().endswith("the end\n") for log in logs)

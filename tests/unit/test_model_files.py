@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
 from e2e.configuration import load_workload
 from e2e.errors import EnvironmentFault, UsageError
@@ -130,3 +132,16 @@ def test_every_cells_step_and_dtype_are_checked_before_anything_starts() -> None
     kernel = read_kernel(str(REPOSITORY / "tests" / "kernels" / "plain_norm.py"), op=None)
     with pytest.raises(UsageError, match=r"runs in bfloat16; try --set cells\.dtype=\[float32\]"):
         check_fit(load_workload(str(SMOLLM), ["cells.dtype=[float32, bfloat16]"]), kernel)
+
+
+def test_a_data_set_of_a_hub_that_cannot_be_reached_ends_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("no route")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    workload = load_workload("workloads/tiny_llama_infer.yaml", ["data.path=hf:a/b"])
+    with pytest.raises(EnvironmentFault, match=r"a/b .* cannot be reached \(no route\); .* HF_HUB_OFFLINE=1"):
+        check_model(workload)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    check_model(workload)

@@ -12,7 +12,7 @@ import pytest
 
 from e2e import workers as workers_module
 from e2e.arm_names import ArmName
-from e2e.configuration import load_workload
+from e2e.configuration import LoadedWorkload, load_workload
 from e2e.crew import Crew, Deadline
 from e2e.errors import EnvironmentFault
 from e2e.exam import Exam
@@ -29,6 +29,7 @@ from e2e.stages.lineup import wait_for_caches, warm_caches
 from e2e.stages.memory import LEAST_STEPS, MOST_STEPS, measure_memory
 from e2e.stages.screen import record_of
 from e2e.workers import Member
+from tests import results
 from tests.fakes import ALTERNATIVE, CANDIDATE, arms, evidence, kernel, policy
 
 BOTH = [ALTERNATIVE, CANDIDATE]
@@ -88,6 +89,7 @@ class FakeCrew:
     handed_over = 0
     device = "cpu"
     adopted: ClassVar[dict[str, Any]] = {}
+    workload = LoadedWorkload(results.workload(), Path("w.yaml"), {}, "0" * 64)
 
     def __init__(self, *, breaks_on: str | None = None, has_room: bool = True) -> None:
         self.open = 0

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,7 @@ from e2e.schema.workload import DataSpec, ModelSpec
 from e2e.tasks._images import Images, Shape
 from e2e.tasks._model import Source
 from e2e.tasks._sounds import Sounds
-from e2e.tasks._texts import read_samples, read_text
+from e2e.tasks._texts import MOST_RECORDS, read_samples, read_text
 from e2e.tasks._tokens import Rows
 from tests.specimens import write_sound
 
@@ -199,3 +202,66 @@ def test_data_that_is_no_sound_is_the_callers_mistake(tmp_path: Path, path: str,
     (tmp_path / "broken" / "a.wav").write_bytes(b"RIFF")
     with pytest.raises(UsageError, match=words):
         Sounds.read(data(path), Source(RANDOM, tmp_path), mels=16, frames=100)
+
+
+# ---- The hub's data sets
+
+
+class Records(list[dict[str, Any]]):
+    """As much of a data set as is asked of one."""
+
+    def select(self, places: range) -> Records:
+        return Records(self[place] for place in places)
+
+
+class DataSets(ModuleType):
+    """Stands for the package, which CI does not install."""
+
+    def __init__(self, found: Records | Exception) -> None:
+        super().__init__("datasets")
+        self.__spec__ = ModuleSpec("datasets", None)
+        self.found = found
+        self.asked: tuple[str, str, str | None] | None = None
+
+    def disable_progress_bars(self) -> None:
+        """There are none."""
+
+    def load_dataset(self, name: str, *, split: str, revision: str | None) -> Records:
+        self.asked = (name, split, revision)
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.found
+
+
+def test_a_data_set_of_the_hub_gives_its_first_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = DataSets(Records({"body": f"text {number}"} for number in range(MOST_RECORDS + 5)))
+    monkeypatch.setitem(sys.modules, "datasets", package)
+    asked = data("hf:a/b", field="body", split="test", revision="abc")
+    found = read_samples(asked, Path())
+    assert ("a/b", "test", "abc") == package.asked
+    assert (MOST_RECORDS, "text 0") == (len(found), found[0])
+    assert read_text(asked, Path()).startswith("text 0\n\ntext 1\n\n")
+
+
+@pytest.mark.parametrize(
+    ("found", "kind", "words"),
+    [
+        (ValueError('Unknown split "tran"'), UsageError, 'data.path: hf:a/b: Unknown split "tran"'),
+        (FileNotFoundError("no such data set"), UsageError, "no such data set"),
+        (ConnectionError("the hub is away"), EnvironmentFault, "the data set a/b cannot be read: the hub is away"),
+        (Records([{"other": "x"}]), UsageError, "hf:a/b, record 0 has no text 'text'; it has: other"),
+        (Records([]), UsageError, "hf:a/b holds no text"),
+    ],
+)
+def test_what_is_wrong_with_a_data_set_of_the_hub_is_said(
+    monkeypatch: pytest.MonkeyPatch, found: Records | Exception, kind: type[Exception], words: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", DataSets(found))
+    with pytest.raises(kind, match=words):
+        read_samples(data("hf:a/b"), Path())
+
+
+def test_without_the_package_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(EnvironmentFault, match="pip install datasets"):
+        read_samples(data("hf:a/b"), Path())
