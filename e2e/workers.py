@@ -91,6 +91,8 @@ class Workers:
     bind_s: Seconds | None = None
     """Loading and binding the kernels in the first process that did, by the parent's clock."""
     _zygotes: dict[bool, Zygote] = field(default_factory=dict)
+    _confinement: Confinement = field(default_factory=Confinement)
+    """Of the candidate's processes."""
     _has_opened: bool = False
     """Whether a process in the sandbox has opened the workload."""
     _no_sandbox: str = "no sandbox works here"
@@ -116,7 +118,7 @@ class Workers:
 
     def _start(self, clean: bool, confinement: Confinement) -> None:
         if not clean:
-            self.sandboxed = confinement.is_sandbox
+            self.sandboxed, self._confinement = confinement.is_sandbox, confinement
         self._zygotes[clean] = Zygote(
             self._modules(),
             environment=self._environment(clean),
@@ -138,7 +140,7 @@ class Workers:
 
     def apart(self) -> tuple[list[str], dict[str, str]]:
         """Command prefix and environment of a further process of its own for the candidate."""
-        return namespace_prefix(cuda=self.device != "cpu"), self._environment(clean=False)
+        return list(self._confinement.prefix), self._environment(clean=False)
 
     def fresh(self, do: str, *, clean: bool, **fields: Any) -> Worker:
         """A fresh process that has answered that first request; its answer is in the worker's `facts`.
