@@ -52,7 +52,8 @@ class Zygote:
     ) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control = ours
-        self._log = log
+        self.log = log
+        """What it and its imports print."""
         with log.open("ab") as stream, theirs:
             self._process = subprocess.Popen(
                 [*prefix, sys.executable, "-P", "-m", "e2e.zygote", str(theirs.fileno()), *modules],
@@ -80,7 +81,7 @@ class Zygote:
                 self._ready = self._receive(timeout_s)
             except (TimeoutError, ChannelClosed) as error:
                 self.close()
-                tail = self._log.read_text(errors="replace")[-2000:].strip()
+                tail = self.log.read_text(errors="replace")[-2000:].strip()
                 raise EnvironmentFault(
                     f"could not import torch and transformers in a worker within {timeout_s:.0f} s; "
                     f"`e2e doctor` looks closer\n{tail}"

@@ -154,7 +154,7 @@ class Workers:
         """A fresh process with its first request sent; nothing waits for it yet."""
         number = next(self._numbers)
         private = (self.scratch if clean else shared(self.scratch)) / f"tmp-{number}"
-        private.mkdir()
+        private.mkdir(parents=True)
         worker = self._spawned(clean, private, log=self.scratch / f"worker-{number}.log")
         worker.clean, worker.opening = clean, fields
         try:
@@ -288,11 +288,19 @@ class Workers:
         except WorkerFault as fault:
             if not worker.clean and (fault.kind != "raised" or fault.reason in _FOUND_AFTERWARDS):
                 raise self.blame(fault, stage=stage, worker=worker) from fault
+            if self._is_robbed():
+                message = f"files of the run that no kernel has business with were deleted; then {fault.message}"
+                found = Fault(code=ReasonCode.TAMPERED, message=message, stage=stage, where=self._where(None))
+                raise CandidateFault(found) from fault
             code = accusation(fault.reason)
             if worker.clean and code is not None and code is not ReasonCode.OUT_OF_MEMORY:
                 found = Fault(code=code, message=fault.message, stage=stage, where=self._where(None))
                 raise CandidateFault(found) from fault
             raise _ours(fault) from fault
+
+    def _is_robbed(self) -> bool:
+        """Whether the scratch folder is not what it was: without a sandbox a candidate can delete it."""
+        return not all(zygote.log.exists() for zygote in self._zygotes.values())
 
     def _where(self, member: Member | None, line: int | None = None) -> Where:
         """The file to look at; of several kernels no one knows which, until they are tried apart."""

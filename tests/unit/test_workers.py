@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from e2e import workers as module
-from e2e.errors import EnvironmentFault
+from e2e.errors import E2EError, EnvironmentFault
 from e2e.integrity.sandbox import Confinement
 from e2e.processes import WorkerFault
-from e2e.schema.words import Trust
-from e2e.workers import Member, Workers
+from e2e.schema.words import ReasonCode, Trust
+from e2e.workers import CandidateFault, Member, Workers
 from tests import fakes
 
 SANDBOX = Confinement(("sandbox", "--"), "sandbox")
@@ -40,6 +40,13 @@ class Worker:
     def close(self) -> None: ...
 
 
+class Refusing(Worker):
+    """Finds nothing where it looks."""
+
+    def call(self, do: str, *, timeout_s: float, **fields: Any) -> dict[str, Any]:
+        raise WorkerFault("no such file", kind="raised")
+
+
 class Zygote:
     """One whose workers have a problem in a sandbox, or which does not come up in one."""
 
@@ -47,7 +54,7 @@ class Zygote:
     comes_up = True
 
     def __init__(self, modules: object, *, environment: dict[str, str], prefix: tuple[str, ...], log: Path) -> None:
-        self.prefix, self.environment = prefix, environment
+        self.prefix, self.environment, self.log = prefix, environment, log
         self.threads = ["python"]
         self.closed = False
 
@@ -133,6 +140,20 @@ def test_a_candidate_cannot_get_rid_of_the_sandbox_once_it_works(zygotes: type[Z
     with pytest.raises(EnvironmentFault, match="no space left"):
         made.fresh("open", clean=False, what="w")
     assert made.trust is Trust.SANDBOXED
+
+
+def test_who_deletes_files_of_the_run_is_accused_and_not_e2e(zygotes: type[Zygote], tmp_path: Path) -> None:
+    made = crew(tmp_path, sandbox=False)
+    for zygote in made._zygotes.values():
+        zygote.log.touch()
+    worker: Any = Refusing(None)
+    worker.clean = True
+    with pytest.raises(E2EError, match="a process without the candidate failed: no such file"):
+        made.require(worker, "compare_ops")
+    made._zygotes[True].log.unlink()
+    with pytest.raises(CandidateFault, match="deleted; then no such file") as caught:
+        made.require(worker, "compare_ops")
+    assert caught.value.fault.code is ReasonCode.TAMPERED
 
 
 def test_a_policy_can_do_without_it(zygotes: type[Zygote], tmp_path: Path) -> None:
