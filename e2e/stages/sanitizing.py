@@ -16,7 +16,7 @@ def sanitize(course: Course) -> None:
         course.progress.stage("check", f"{member.kernel.spec} under sanitizers")
         around = Surroundings(*course.crew.apart(), timeout_s=SLOWER * course.policy.budgets.call_s)
         calls, dtype = course.calls_path(member), course.crew.cell.dtype
-        for seen in sanitizers.look(built, dtype=dtype, calls=calls, scratch=course.crew.scratch, around=around):
+        for seen in sanitizers.look(built, dtype=dtype, calls=calls, around=around):
             if isinstance(seen, Fault):
                 course.fail(seen)
                 continue
