@@ -201,8 +201,7 @@ class _Look:
             yield self._built
             return
         around = Surroundings(*self._workers.apart(), timeout_s=SLOWER * self._workers.policy.budgets.call_s)
-        scratch = shared(self._workers.scratch)
-        yield from self._sanitizers.look(self._built, dtype=dtype, calls=Path(calls), scratch=scratch, around=around)
+        yield from self._sanitizers.look(self._built, dtype=dtype, calls=Path(calls), around=around)
 
 
 class _DtypeRun:

@@ -123,7 +123,10 @@ def check_task(workload: LoadedWorkload) -> None:
         UsageError: it does not.
     """
     task = workload.workload.task
-    steps = registry.steps_of(task, workload.path.parent)
+    try:
+        steps = registry.steps_of(task, workload.path.parent)
+    except UsageError as error:
+        raise UsageError(f"{workload.path}: task: {error.message}") from error
     for step in {cell.step: None for cell in cells_of(workload.workload)}:
         if steps is not None and step not in steps:
             raise UsageError(f"{workload.path}: step: the task {task} has no {step}; it has: {', '.join(steps)}")
@@ -168,10 +171,10 @@ def check_model(workload: LoadedWorkload) -> None:
     path = workload.workload.data.path
     if path.startswith(HUB):
         _reach_data(path.removeprefix(HUB))
-    elif path != SYNTHETIC and not data.exists():
+    elif path != SYNTHETIC and not os.path.exists(data):
         raise UsageError(f"{workload.path}: data.path: no file {data}")
     home = spec.factory.rpartition(":")[0] if spec.factory else ""
-    if home.endswith(".py") and not (root / home).is_file():
+    if home.endswith(".py") and not os.path.isfile(root / home):
         raise UsageError(f"{workload.path}: model.factory: no file {root / home}")
     if is_needed(spec) and not workload.workload.is_command:
         place = place_of(spec, root)

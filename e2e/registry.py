@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def path_of(kind: str, name: str) -> Path:
         UsageError: no plug-in of that name; the message names the nearest one and all others.
     """
     path = ROOT / kind / f"{name.replace('-', '_')}.py"
-    if name.startswith("_") or not path.is_file():
+    if name.startswith("_") or not os.path.isfile(path):  # a name may be no name of a file at all
         known = names(kind)
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""

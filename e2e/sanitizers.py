@@ -52,6 +52,8 @@ class Surroundings:
 
     prefix: Sequence[str]
     environment: Mapping[str, str]
+    folder: Path
+    """Where it can write."""
     timeout_s: Seconds
 
 
@@ -71,15 +73,13 @@ class Sanitizers:
         self._kernel, self._device = kernel, device
         self._tools = _tools_for(kernel, device)
 
-    def look(
-        self, built: Built, *, dtype: str, calls: Path, scratch: Path, around: Surroundings
-    ) -> Iterator[SanitizerRun | Fault]:
+    def look(self, built: Built, *, dtype: str, calls: Path, around: Surroundings) -> Iterator[SanitizerRun | Fault]:
         """The kernel on a file of calls under each tool; a Fault where it did not get through them.
 
         `built` for sanitizers; `calls` as `captures.save_calls` writes it.
         """
         for tool in self._tools:
-            folder = Path(tempfile.mkdtemp(prefix=f"{tool.name}-", dir=scratch))
+            folder = Path(tempfile.mkdtemp(prefix=f"{tool.name}-", dir=around.folder))
             request, done = folder / "request.json", folder / "done.json"
             fields = {"built": built.model_dump(mode="json"), "dtype": dtype, "device": self._device}
             request.write_text(json.dumps({**fields, "calls": str(calls), "done": str(done)}), encoding="utf-8")

@@ -75,17 +75,18 @@ def signature_of(op: str) -> Signature | None:
     if place and name not in (*_defined(module), *_imports(module)):
         raise UsageError(f"op {path}: there is no {name!r} in it; it has: {', '.join(_defined(module)) or 'nothing'}")
     chain = list(_Classes(module).chain(name))
-    schemas = [item.value for item in _stated(chain, "schema") if isinstance(item, ast.Constant)]
-    keys = [key for item in _stated(chain, "alternatives") if isinstance(item, ast.Dict) for key in item.keys]
+    stated = [_literals(node) for node in chain]
+    schemas = [item.value for item in _stated(stated, "schema") if isinstance(item, ast.Constant)]
+    keys = [key for item in _stated(stated, "alternatives") if isinstance(item, ast.Dict) for key in item.keys]
     if not schemas or not isinstance(schemas[-1], str):
         return None
-    tensors, scalars = (_names(_stated(chain, f"{kind}_names")) for kind in ("tensor", "scalar"))
+    tensors, scalars = (_names(_stated(stated, f"{kind}_names")) for kind in ("tensor", "scalar"))
     return Signature(
         schemas[-1],
         tuple(str(key.value) for key in keys if isinstance(key, ast.Constant)),
         names=None if tensors is None or scalars is None else (*tensors, *scalars),
         dims=_dims(chain),
-        parameters=_parameters(chain, tensors),
+        parameters=_parameters(chain, _names(_stated(stated, "parameter_names")), tensors),
         sizes=_sizes(module),
     )
 
@@ -150,10 +151,10 @@ def _imported(module: str, class_name: str) -> Iterator[ast.ClassDef]:
         yield from _Classes(_parsed(path)).chain(class_name)
 
 
-def _stated(chain: list[ast.ClassDef], name: str) -> list[ast.expr]:
-    """The literals that the class gives the name, or the first of its bases that gives one."""
-    for node in chain:
-        if own := [value for target, value in _literals(node) if target in (name, f"self.{name}")]:
+def _stated(literals: list[list[tuple[str, ast.expr]]], name: str) -> list[ast.expr]:
+    """The literals that a class gives the name, or the first of its bases that gives one."""
+    for of_class in literals:
+        if own := [value for target, value in of_class if target in (name, f"self.{name}")]:
             return own
     return []
 
@@ -171,9 +172,11 @@ def _method(chain: list[ast.ClassDef], name: str) -> ast.FunctionDef | None:
     return next((item for item in methods if item.name == name), None)
 
 
-def _parameters(chain: list[ast.ClassDef], tensors: tuple[str, ...] | None) -> tuple[str, ...] | None:
+def _parameters(
+    chain: list[ast.ClassDef], stated: tuple[str, ...] | None, tensors: tuple[str, ...] | None
+) -> tuple[str, ...] | None:
     """`parameter_names` as a literal, or as the property that e2e's own bases have."""
-    if (stated := _names(_stated(chain, "parameter_names"))) is not None:
+    if stated is not None:
         return stated
     method = _method(chain, "parameter_names")
     if method is None:
@@ -223,10 +226,10 @@ def _pattern(key: ast.expr | None) -> str | None:
 
 def _literals(node: ast.ClassDef) -> list[tuple[str, ast.expr]]:
     """Every `name = value`, `self.name = value` and `|=` in a class whose value is a text, a tuple or a mapping."""
-    found = []
+    found: list[tuple[str, ast.expr]] = []
     for item in ast.walk(node):
-        if isinstance(item, ast.Assign):
-            found += [(ast.unparse(target), item.value) for target in item.targets]
-        elif isinstance(item, ast.AnnAssign | ast.AugAssign) and item.value is not None:
-            found.append((ast.unparse(item.target), item.value))
-    return [(target, value) for target, value in found if isinstance(value, ast.Constant | ast.Dict | ast.Tuple)]
+        if isinstance(item, ast.Assign | ast.AnnAssign | ast.AugAssign):
+            value, targets = item.value, item.targets if isinstance(item, ast.Assign) else [item.target]
+            if isinstance(value, ast.Constant | ast.Dict | ast.Tuple):
+                found.extend((ast.unparse(target), value) for target in targets)
+    return found

@@ -91,12 +91,12 @@ class Workers:
     bind_s: Seconds | None = None
     """Loading and binding the kernels in the first process that did, by the parent's clock."""
     _zygotes: dict[bool, Zygote] = field(default_factory=dict)
-    _confinement: Confinement = field(default_factory=Confinement)
-    """Of the candidate's processes."""
     _has_opened: bool = False
     """Whether a process in the sandbox has opened the workload."""
     _no_sandbox: str = "no sandbox works here"
     """Why there is none."""
+    _candidates_prefix: Sequence[str] = ()
+    """Command prefix of its confinement."""
     _numbers: Any = field(default_factory=itertools.count)
 
     def start(self, *, sides: Sequence[bool] = (True, False)) -> None:
@@ -118,7 +118,7 @@ class Workers:
 
     def _start(self, clean: bool, confinement: Confinement) -> None:
         if not clean:
-            self.sandboxed, self._confinement = confinement.is_sandbox, confinement
+            self.sandboxed, self._candidates_prefix = confinement.is_sandbox, confinement.prefix
         self._zygotes[clean] = Zygote(
             self._modules(),
             environment=self._environment(clean),
@@ -138,9 +138,9 @@ class Workers:
         self._start(False, namespace(cuda=self.device != "cpu"))
         return True
 
-    def apart(self) -> tuple[list[str], dict[str, str]]:
-        """Command prefix and environment of a further process of its own for the candidate."""
-        return list(self._confinement.prefix), self._environment(clean=False)
+    def apart(self) -> tuple[Sequence[str], dict[str, str], Path]:
+        """Of a further process for the candidate: command prefix, environment, and a folder that it can write to."""
+        return self._candidates_prefix, self._environment(clean=False), shared(self.scratch)
 
     def fresh(self, do: str, *, clean: bool, **fields: Any) -> Worker:
         """A fresh process that has answered that first request; its answer is in the worker's `facts`.

@@ -6,7 +6,6 @@ from e2e.sanitizers import SLOWER, Surroundings, faults_of
 from e2e.schema.evidence import Fault
 from e2e.schema.words import Stage
 from e2e.stages.course import Course
-from e2e.workers import shared
 
 STAGE = Stage.CHECK
 
@@ -17,9 +16,7 @@ def sanitize(course: Course) -> None:
         course.progress.stage("check", f"{member.kernel.spec} under sanitizers")
         around = Surroundings(*course.crew.apart(), timeout_s=SLOWER * course.policy.budgets.call_s)
         calls, dtype = course.calls_path(member), course.crew.cell.dtype
-        for seen in sanitizers.look(
-            built, dtype=dtype, calls=calls, scratch=shared(course.crew.scratch), around=around
-        ):
+        for seen in sanitizers.look(built, dtype=dtype, calls=calls, around=around):
             if isinstance(seen, Fault):
                 course.fail(seen)
                 continue

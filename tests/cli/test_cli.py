@@ -86,7 +86,8 @@ def test_only_the_flags_of_this_version_exist() -> None:
     shown = CliRunner().invoke(app, ["validate", "--help"], env={"COLUMNS": "200"}).stdout
     flags = {
         "--budget", "--device", "--events", "--help", "--json", "--kernel", "--no-trace", "--op", "--out",
-        "--again", "--policy", "--repeat", "--resume", "--seed", "--set", "--trace", "--until", "--workers",
+        "--again", "--policy", "--repeat", "--resume", "--sanitize", "--seed", "--set", "--trace", "--until",
+        "--workers",
     }  # fmt: skip
     assert flags == set(re.findall(r"--[a-z-]+", shown))
 
@@ -153,7 +154,7 @@ def test_only_the_flags_of_this_version_exist_for_check_and_new() -> None:
         shown = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200"}).stdout
         return set(re.findall(r"--[a-z-]+", shown))
 
-    assert flags("check") == {"--captures", "--device", "--dtype", "--help", "--json", "--op", "--seed"}
+    assert flags("check") == {"--captures", "--device", "--dtype", "--help", "--json", "--op", "--sanitize", "--seed"}
     assert flags("new", "kernel") == {"--help", "--lang", "--out"}
 
 

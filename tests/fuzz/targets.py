@@ -28,12 +28,13 @@ from e2e.cli import run
 from e2e.configuration import BUILT_IN_POLICIES, load_policy, load_workload
 from e2e.errors import E2EError
 from e2e.integrity.channel import Channel, ChannelClosed, ChannelGarbage, ChannelTimeout
-from e2e.preflight import check_fit
+from e2e.preflight import check_fit, check_model, check_task
 from e2e.profile_store import PROFILE
 from e2e.reading import read_kernel
 from e2e.schema.answers import ANSWERS, checked
 from e2e.schema.kernel import Manifest
 from e2e.schema.workload import Workload, cells_of
+from e2e.signatures import signature_of
 from tests import profiles, results
 from tests.fuzz.mutations import ODD_TEXTS, VALUES, changed_document, changed_text
 
@@ -187,6 +188,9 @@ def workload_holds(text: str, folder: Path) -> None:
         loaded = load_workload("w.yaml")
         assert cells_of(loaded.workload)
         check_fit(loaded, read_kernel(str(REPOSITORY / "kernels" / "rmsnorm.cpp"), op=None))
+        check_task(loaded)
+        if loaded.workload.model.id is None:  # whether a hub has it, only the network knows
+            check_model(loaded)
 
     refused_at(load, "w.yaml", *_others(text))
 
@@ -194,6 +198,17 @@ def workload_holds(text: str, folder: Path) -> None:
 def _others(text: str) -> list[str]:
     """Other files that it names, and that a message may be about."""
     return [".py"] if ".py" in text else []
+
+
+LENGTHS = ["prompt_tokens,output_tokens\n12,3\n500,40\n7,9\n", "prompt_tokens\n1\n2\n"]
+FOR_LENGTHS = "name: w\ntask: causal-lm\nstep: prefill\nmodel: {id: none, dtype: float32}\ncells: {lengths: l.csv}\n"
+
+
+def lengths_hold(text: str, folder: Path) -> None:
+    """A table of lengths is read, or refused with its name."""
+    _write(Path("w.yaml"), FOR_LENGTHS)
+    _write(Path("l.csv"), text)
+    refused_at(lambda: load_workload("w.yaml"), "l.csv", "w.yaml")
 
 
 def policy_holds(text: str, folder: Path) -> None:
@@ -327,6 +342,18 @@ def spec_holds(case: tuple[str, str | None], folder: Path) -> None:
     """Whatever stands for a kernel and its op is refused in words."""
     spec, op = case
     refused_at(lambda: read_kernel(spec, op=op), "")
+
+
+CODE = _texts("examples/*.py", "e2e/ops/rms_norm.py", "e2e/tasks/causal_lm.py")
+
+
+def code_holds(text: str, folder: Path) -> None:
+    """The file of an op or a task from outside is looked into without running it, or refused with its name."""
+    _write(Path("own.py"), text)
+    for name in ("Op", "SwigluMlp", "RmsNorm"):
+        refused_at(partial(read_kernel, str(REPOSITORY / "kernels" / "rmsnorm.cpp"), op=f"own.py:{name}"), "own.py")
+        refused_at(partial(signature_of, f"own.py:{name}"), "own.py")
+    refused_at(lambda: registry.steps_of("own.py:Forecaster", Path()), "own.py")
 
 
 # ---- stored runs
@@ -492,6 +519,8 @@ def command_holds(case: tuple[str, list[str]], folder: Path) -> None:
 TARGETS = (
     Target("workload", _documents(WORKLOADS), workload_holds, weight=3),
     Target("policy", _documents(POLICIES), policy_holds),
+    Target("lengths", changed_text(LENGTHS) | st.text(max_size=40), lengths_hold),
+    Target("code", changed_text(CODE), code_holds),
     Target("settings", SETTINGS, settings_hold, weight=2),
     Target("kernel", kernels(), kernel_holds, weight=4),
     Target("foreign", foreign(), foreign_holds, weight=3),

@@ -166,11 +166,9 @@ def test_each_tool_of_compute_sanitizer_is_run_over_the_same_process(
     words = tmp_path / "words"
     program(tmp_path / "bin" / "compute-sanitizer", f'echo "version 2025.1"; echo "$@" >> {words}')
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    around = Surroundings((), {"PATH": os.environ["PATH"]}, timeout_s=20)
+    around = Surroundings((), {"PATH": os.environ["PATH"]}, tmp_path, timeout_s=20)
     calls = tmp_path / "calls.safetensors"
-    looked = Sanitizers(kernel(CUDA), device="cuda").look(
-        built(CUDA), dtype="float32", calls=calls, scratch=tmp_path, around=around
-    )
+    looked = Sanitizers(kernel(CUDA), device="cuda").look(built(CUDA), dtype="float32", calls=calls, around=around)
     assert [ReasonCode.CANDIDATE_CRASHED] * 4 == [seen.code for seen in looked if isinstance(seen, Fault)]
     rows = [row.split() for row in words.read_text().splitlines() if "--tool" in row]
     assert [*COMPUTE] == [row[row.index("--tool") + 1] for row in rows]
@@ -190,7 +188,7 @@ def built() -> Callable[[Path], Built]:
 
 def test_a_process_that_never_ends_is_ended(tmp_path: Path) -> None:
     tool = Tool("memcheck", "1", ("sh", "-c", "sleep 60; true"), {})
-    around = Surroundings((), {"PATH": os.environ["PATH"]}, timeout_s=0.3)
+    around = Surroundings((), {"PATH": os.environ["PATH"]}, tmp_path, timeout_s=0.3)
     assert (None, "\n") == _ran(tool, tmp_path / "request.json", tmp_path, around)
 
 
@@ -212,14 +210,12 @@ def test_a_read_past_the_end_is_found_where_the_output_is_right_and_an_honest_ke
     save_calls(
         calls, [Captured("", "example", example), Captured("", "one row", next(iter(op.edge_calls(example, 1)))[1])]
     )
-    around = Surroundings((), dict(os.environ), timeout_s=300)
+    around = Surroundings((), dict(os.environ), tmp_path, timeout_s=300)
     runs = []
     for path in (PLANTED, HONEST):
         built = compiled(kernel(path), Device("cpu"), timeout_s=120, sanitize=True)
         assert isinstance(built, Built)
-        (ran,) = Sanitizers(kernel(path), device="cpu").look(
-            built, dtype="float32", calls=calls, scratch=tmp_path, around=around
-        )
+        (ran,) = Sanitizers(kernel(path), device="cpu").look(built, dtype="float32", calls=calls, around=around)
         assert isinstance(ran, SanitizerRun) and ran.finished and ran.calls == 2
         runs.append(ran)
     planted, honest = runs
