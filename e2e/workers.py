@@ -138,7 +138,7 @@ class Workers:
 
     def apart(self) -> tuple[list[str], dict[str, str]]:
         """Command prefix and environment of a further process of its own for the candidate."""
-        return namespace_prefix(cuda=self.device != "cpu"), self._environment(clean=False)
+        return list(namespace(cuda=self.device != "cpu").prefix), self._environment(clean=False)
 
     def fresh(self, do: str, *, clean: bool, **fields: Any) -> Worker:
         """A fresh process that has answered that first request; its answer is in the worker's `facts`.
