@@ -5,11 +5,11 @@ As people feed a model: `torch.utils.data.DataLoader` around the session's own p
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from e2e.schema.workload import DataSpec
 from e2e.units import Seconds
 
-_LONGEST, _SHORT = 60, "/tmp"
-"""Characters of a folder below which multiprocessing's own names fit into a socket's 107; and one that is short."""
+_LONGEST = 60
+"""Characters of a folder's name up to which multiprocessing's own fit after it into a socket's 107."""
 
 
 class _Made(IterableDataset[Any]):
@@ -71,14 +71,18 @@ def batch_s(
 
 @contextmanager
 def short_temporary_folder() -> Iterator[None]:
-    """Loaders' processes hand tensors over through sockets in the temporary folder, whose names have a limit."""
-    before = tempfile.tempdir
-    if len(tempfile.gettempdir()) > _LONGEST and Path(_SHORT).is_dir():
-        tempfile.tempdir = _SHORT
+    """Loaders' processes hand tensors over through sockets in the temporary folder, whose names have a limit.
+
+    The folder stays the same: an open file stands for it, which forked processes have too.
+    """
+    before, place = tempfile.tempdir, os.open(tempfile.gettempdir(), os.O_RDONLY | os.O_DIRECTORY)
     try:
+        if len(tempfile.gettempdir()) > _LONGEST:
+            tempfile.tempdir = f"/proc/self/fd/{place}"
         yield
     finally:
         tempfile.tempdir = before
+        os.close(place)
 
 
 def _wait(on_device: bool) -> None:

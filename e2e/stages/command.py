@@ -60,6 +60,7 @@ _UNSEEN = (
     "the op on this model's activations (`e2e check` looks at the op alone)",
     "the strongest PyTorch path, and the most that any kernel could win: the opponent is the command as it is",
 )
+_NO_SANDBOX = "what the kernel did to files and network: a program of the user's own runs outside of the sandbox"
 _NO_SHAM = "the swap's own cost: identical code is the command as it is, once more (`command.sham: true` where it can)"
 _NO_MUTANT = "whether its outputs depend on the kernel's"
 
@@ -291,7 +292,7 @@ def _know(course: Course) -> None:
     sham = [] if course.crew.workload.workload.command.sham else [_NO_SHAM]
     course.learn(
         device=DeviceFacts(kind="cpu" if kind == "cpu" else "cuda", name=name, count_threads=thread_count()),
-        unseen=[*course.evidence.unseen, *_UNSEEN, *sham],
+        unseen=[*course.evidence.unseen, *_UNSEEN, *sham, _NO_SANDBOX],
     )
 
 
