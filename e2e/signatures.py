@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from e2e import outside, registry
@@ -148,7 +149,13 @@ def _imported(module: str, class_name: str) -> Iterator[ast.ClassDef]:
     package, *parts = module.split(".")
     path = registry.ROOT.joinpath(*parts).with_suffix(".py")
     if package == _PACKAGE and path.is_file():
-        yield from _Classes(_parsed(path)).chain(class_name)
+        yield from _Classes(_own(path)).chain(class_name)
+
+
+@cache
+def _own(path: Path) -> ast.Module:
+    """A file of this package, which many ops share."""
+    return _parsed(path)
 
 
 def _stated(literals: list[list[tuple[str, ast.expr]]], name: str) -> list[ast.expr]:
@@ -224,10 +231,18 @@ def _pattern(key: ast.expr | None) -> str | None:
     return None
 
 
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Those inside a statement, at any depth; expressions, which are most of a file, are not gone through."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.expr):
+            yield child
+            yield from _statements(child)
+
+
 def _literals(node: ast.ClassDef) -> list[tuple[str, ast.expr]]:
     """Every `name = value`, `self.name = value` and `|=` in a class whose value is a text, a tuple or a mapping."""
     found: list[tuple[str, ast.expr]] = []
-    for item in ast.walk(node):
+    for item in _statements(node):
         if isinstance(item, ast.Assign | ast.AnnAssign | ast.AugAssign):
             value, targets = item.value, item.targets if isinstance(item, ast.Assign) else [item.target]
             if isinstance(value, ast.Constant | ast.Dict | ast.Tuple):
