@@ -170,6 +170,7 @@ class Op(Protocol):
     that are the site's own, as weights are: a kernel may prepare them. `layouts` has the `Swaps` of every other
     layout in which a kernel may take the op's tensors. `in_place` are the tensors that a call updates: kernels return
     nothing, `own` and alternatives what `updated` says; reference and mutants return the same anew, and change nothing.
+    `read_in_part` are tensors of which a call may read a part only, such as a table's rows: no roofline counts them.
 
     A *call* is the op's tensors, then its scalars, in the order of their names. What a call returns is one tensor, or
     a tuple of them where `schema` says so.

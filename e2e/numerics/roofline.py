@@ -28,10 +28,13 @@ _SIDE = {"cpu": 1024, "cuda": 8192}
 def work_of(op: Op, *, inputs: Path, device: str) -> dict[str, Any]:
     """Bytes that the first captured call must read and write once, and floating-point operations of its products.
 
-    Elementwise operations are not counted; None where the op's maths cannot be followed without values.
+    Of what a call reads in part, as rows of a table, nothing is counted: the bytes are the least, not a guess. Nor are
+    elementwise operations; None where the op's maths cannot be followed without values.
     """
     call = load_calls(inputs, device)[0].call
-    moved = sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(call))
+    part = getattr(op, "read_in_part", ())
+    whole = [item for name, item in zip(op.tensor_names, call.tensors, strict=True) if name not in part]
+    moved = sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(OpCall(tuple(whole), ())))
     shapes = _without_values(call)
     made = [tensor for tensor in outputs_of(op.allocate(*shapes)) if isinstance(tensor, torch.Tensor)]
     moved += sum(tensor.numel() * tensor.element_size() for tensor in made)

@@ -26,6 +26,7 @@ class Embedding(InModules):
 
     name = "embedding"
     tensor_names = ("ids", "weight")
+    read_in_part = ("weight",)
     scalar_names: tuple[str, ...] = ()
     schema = "(Tensor ids, Tensor weight) -> Tensor"
 

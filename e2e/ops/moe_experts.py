@@ -45,6 +45,7 @@ class MoeExperts:
 
     name = "moe_experts"
     tensor_names = ("x", "indices", "weights", "gate_up", "down")
+    read_in_part = ("gate_up", "down")
     parameter_names = ("gate_up", "down")
     scalar_names: tuple[str, ...] = ()
     schema = "(Tensor x, Tensor indices, Tensor weights, Tensor gate_up, Tensor down) -> Tensor"

@@ -20,6 +20,8 @@ _COPIES = re.compile(
 )
 _GENERATED = re.compile(r"^triton_|cpp_fused|CompiledFxGraph|Torch-Compiled Region|CompiledFunction")
 """What a compiler of torch's names its kernels, and their regions on a CPU."""
+_REGISTERED = re.compile(r"^e2e_[0-9a-f]{8,}::")
+"""The candidate as an operator, which compiled arms call, and eager training."""
 _SAME_CALLS = 0.01
 """Calls per step that differ by less are as many."""
 _NAMED = 2
@@ -82,10 +84,9 @@ def _in_rows(arm: Timeline, candidate: Timeline, kernels: Collection[str]) -> It
     if arm.op is not None and candidate.op is not None:
         before, after = _without(before, arm.op.rows), _without(after, candidate.op.rows)
         yield TraceChange(cause="op", seconds=(_op_s(candidate) or 0.0) - (_op_s(arm) or 0.0))
-    elif kernels:
-        own = {name: after.pop(name) for name in kernels if name in after}
+    elif own := {name: after.pop(name) for name in list(after) if name in kernels or _REGISTERED.search(name)}:
         calls, seconds = (sum(row[place] for row in own.values()) for place in (0, 1))
-        note = f"{calls:,.0f} launches of the kernel's own; what they replace is under other causes"
+        note = f"{calls:,.0f} calls of the kernel's own; what they replace is under other causes"
         yield TraceChange(cause="op", seconds=seconds, note=note)
     buckets = _sorted_out(before, after)
     for cause, bucket in buckets.items():

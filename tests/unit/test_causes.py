@@ -330,6 +330,20 @@ def test_on_a_cpu_a_copy_is_an_operator() -> None:
     assert found(host_step, copies, device=False) == {"copies": 12}
 
 
+def test_on_a_cpu_a_compiled_arm_calls_the_kernel_as_an_operator() -> None:
+    def compiled(trace: Tracer, region: str, norm_us: float = 0) -> None:
+        trace.operator(region, 300)
+        trace.operator("aten::mm", 400)
+        if norm_us:
+            trace.operator("e2e_ad94eb699f8234c1::rms_norm", norm_us)
+
+    assert found(
+        lambda t: compiled(t, "Torch-Compiled Region: 0/0"),
+        lambda t: compiled(t, "Torch-Compiled Region: 0/1", 30),
+        device=False,
+    ) == {"op": 30}
+
+
 def test_on_a_cpu_nothing_is_said_of_a_device() -> None:
     difference = causes.difference_of(written(host_step, device=False), written(host_step, device=False))
     assert difference is not None

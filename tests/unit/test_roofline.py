@@ -32,6 +32,11 @@ def test_a_linear_layer_has_two_operations_for_every_weight_and_row(tmp_path: Pa
     assert worked("linear", call, tmp_path) == {"bytes": 4 * (4 * 64 + 32 * 64 + 4 * 32), "flops": 2.0 * 4 * 64 * 32}
 
 
+def test_a_table_of_which_a_call_reads_some_rows_is_not_counted(tmp_path: Path) -> None:
+    call = OpCall((torch.zeros(4, dtype=torch.int64), torch.randn(1000, 16)), ())
+    assert worked("embedding", call, tmp_path) == {"bytes": 8 * 4 + 4 * 4 * 16, "flops": 0.0}
+
+
 def test_maths_that_looks_at_values_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     op = registry.load("ops", "silu")
     monkeypatch.setattr(op, "reference", lambda x: x * float(x.sum()))

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from e2e.errors import NoRoom
+from e2e.errors import E2EError, NoRoom
 from e2e.processes import WorkerFault
 from e2e.schema.evidence import Fault
 from e2e.schema.words import ReasonCode, Stage
-from e2e.stages.screen import collected
+from e2e.stages.screen import _roofline, collected
 from e2e.workers import CandidateFault
 from tests.fakes import CANDIDATE, EAGER, policy
 
@@ -66,3 +66,49 @@ def test_a_kernel_is_blamed_for_memory_that_only_it_lacks() -> None:
     names = [EAGER, CANDIDATE]
     with pytest.raises(CandidateFault, match="out of memory in candidate"):
         collected(course(CANDIDATE, names=names), {}, names)
+
+
+# ---- The op's limits
+
+
+class Clean:
+    """A process without the candidate that answers at once, or not at all."""
+
+    def __init__(self, answer: dict[str, Any] | E2EError) -> None:
+        self._answer = answer
+
+    def require(self, worker: Any, do: str, **fields: Any) -> dict[str, Any]:
+        assert do == "roofline"
+        if isinstance(self._answer, E2EError):
+            raise self._answer
+        return self._answer
+
+
+def limits_of(answer: dict[str, Any] | E2EError, folder: Path) -> tuple[Any, list[str]]:
+    crew = Clean(answer)
+    crew.cell, crew.device = SimpleNamespace(dtype="float32"), "cpu"  # type: ignore[attr-defined]
+    seen: list[str] = []
+    course = SimpleNamespace(
+        clean=object(),
+        crew=crew,
+        evidence=SimpleNamespace(device=None, unseen=seen),
+        calls_path=lambda member: folder / "calls",
+        learn=lambda unseen: seen.extend(unseen),
+    )
+    return _roofline(course, object(), 0), seen
+
+
+def test_the_ops_limits_are_those_that_the_clean_process_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("E2E_CACHE_DIR", str(tmp_path))
+    answer = {"bytes": 4096, "flops": None, "copy_bytes_per_s": 2e9, "matmul_flops_per_s": 3e9}
+    found, unseen = limits_of(answer, tmp_path)
+    assert (found.bytes, found.flops, found.copy_bytes_per_s) == (4096, None, 2e9)
+    assert unseen == []
+
+
+def test_limits_that_cannot_be_measured_cost_no_run(tmp_path: Path) -> None:
+    found, unseen = limits_of(E2EError("out of memory"), tmp_path)
+    assert found is None
+    assert unseen == ["roofline: out of memory"]
