@@ -78,8 +78,8 @@ class Examiner(OpExaminer):
         self._forms: list[Any] = []
         """Form of every call of a step at those sites."""
         self._logits: tuple[Tensor, Tensor] | None = None
-        self._conditions: list[tuple[str, Tensor, Tensor]] = []
-        """Name, the reference's answers and the baseline's."""
+        self._conditions: list[tuple[int, str, Tensor, Tensor]] = []
+        """Number and name, the reference's answers and the baseline's."""
         self._look = Look()
         self._envelope: dict[str, Any] | None = None
         self._split: float | None = None
@@ -236,16 +236,16 @@ class Examiner(OpExaminer):
         self._count = sum(session.count(*inputs) for inputs in calls)
         return {"tokens": self._count, "reference": str(reference.dtype).removeprefix("torch.")}
 
-    def _under_conditions(self, seed: int, kept: Kept) -> Iterator[tuple[str, Tensor, Tensor]]:
+    def _under_conditions(self, seed: int, kept: Kept) -> Iterator[tuple[int, str, Tensor, Tensor]]:
         session: Any = self._session
         for place, (name, inputs) in enumerate(conditions_of(session, seed)):
             answers = session.answers_under
             question = Question(inputs, partial(answers, session.model, *inputs), answers)
             try:
                 found = self._answers(name_of(place), [question], kept, Look())
-            except LOUD:  # what PyTorch's own model refuses, nobody asks of a kernel
+            except (*LOUD, UsageError):  # where PyTorch's own model gives none, nobody asks a kernel for any
                 continue
-            yield name, found[REFERENCE], found[BASELINE]
+            yield place, name, found[REFERENCE], found[BASELINE]
 
     def _legal(
         self, calls: list[Batch], reference: Tensor, baseline: Tensor, kept: Kept
@@ -338,7 +338,7 @@ class Examiner(OpExaminer):
             "top1_candidate": found.top1,
             "conditions": [
                 judged(name, told.get(name_of(place)), own, exact, ratio=ratio)
-                for place, (name, exact, own) in enumerate(self._conditions if not is_lossy else ())
+                for place, name, exact, own in (self._conditions if not is_lossy else ())
             ],
             "other_choices": other_choices(value, baseline) if answer.is_distribution else None,
             "split_candidate": self._split_of(told, value, reference),
@@ -352,7 +352,9 @@ class Examiner(OpExaminer):
     def _split_of(self, told: Tensors, value: Tensor, reference: Tensor) -> float | None:
         """What another split does to the candidate's answers to the first row."""
         other = told.get(RESPLIT)
-        if other is None or other.shape[-1] != value.shape[-1] or not len(other) or not bool(other.isfinite().all()):
+        if other is None or not other.numel() or other.shape != value[: len(other)].shape:
+            return None
+        if not bool(other.isfinite().all()):
             return None
         apart = (other.double() - value[: len(other)].double()).norm()
         return float(apart / reference[: len(other)].double().norm().clamp_min(1e-300))

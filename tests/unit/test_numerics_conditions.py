@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from e2e import registry
@@ -145,6 +146,38 @@ def test_answers_under_conditions_are_judged_like_the_others(change: Any, code: 
     row = ConditionCheck.model_validate(judged("late", change(exact.float()), exact.float(), exact, ratio=2.0))
     assert (row.code, row.tokens) == (code, 6)
     assert row.first == ([0, 2] if code is ReasonCode.NONFINITE_OUTPUT else row.first)
+
+
+@pytest.mark.parametrize("given", ["an error", "no number"])
+def test_what_pytorch_itself_does_not_answer_is_not_asked(given: str, tmp_path: Path) -> None:
+    """The second condition keeps its own answers, though the first has none."""
+
+    class Conditioned(LlamaSession):
+        def conditions(self, seed: int) -> list[tuple[str, tuple[Tensor, ...]]]:
+            return [("impossible", (torch.zeros(1, 4).long(),)), ("possible", self.batch(seed))]
+
+        def answers_under(self, model: Any, ids: Tensor) -> Tensor:
+            found = self.answers(model, ids)
+            if ids.any():
+                return found
+            if given == "an error":
+                raise RuntimeError("not this")
+            return found / 0
+
+    session = Conditioned()
+    kernel = Standing(OP, OP.find_sites(session.model), OP.alternatives["F.rms_norm"])
+    (found,) = checked(session, kernel, tmp_path).conditions
+    assert (found.name, found.status) == ("possible", "passed")
+
+
+@pytest.mark.parametrize("told", [torch.ones(99, tiny.VOCABULARY), torch.ones(1), torch.full((1, 9), torch.nan)])
+def test_a_row_among_others_of_another_form_says_nothing(told: Tensor, tmp_path: Path) -> None:
+    session = LlamaSession()
+    examiner = Examiner(session, OP, OP.find_sites(session.model))
+    examiner.reference_logits(tokens=24, seed=1, kept=Kept(None, []))
+    own = torch.cat([session.answers(session.model, *inputs) for inputs in session.exam(24, 1)]).flatten(0, -2)
+    save_file({"logits": own, "resplit": told}, tmp_path / "logits")
+    assert examiner.compare_logits(path=tmp_path / "logits", ratio=2.0)["split_candidate"] is None
 
 
 def test_a_task_that_knows_of_no_conditions_has_none(tmp_path: Path) -> None:
