@@ -14,7 +14,7 @@ from e2e.schema.words import Label, Outcome, ReasonCode, Stage, Trust
 from e2e.store import load
 from e2e.story import Story, tell
 from e2e.wording import arm, clean, count, duration, estimate, percent, ratio, size, span
-from tests import results
+from tests import fakes, results
 
 FORMATS = registry.names("reports")
 
@@ -81,6 +81,15 @@ def test_evidence_is_in_plain_words() -> None:
     assert "its author says 12.9x against eager at 16384 x 2048; here 10.4x alone" in said["claim"]
     assert said["not tested"].startswith("other shapes, dtypes, devices and versions; training")
     assert said["cannot see"] == "power draw; page cache state"
+
+
+def test_of_a_training_step_it_is_told_how_its_arms_share_the_state() -> None:
+    evidence = results.evidence().model_copy(update={"training": fakes.training()})
+    cell = CellResult(cell=results.cell(), evidence=evidence, verdict=results.verdict())
+    timed = [arm for arm in evidence.arms if arm.step_s is not None]
+    said = facts(tell(results.result([cell])))["state"]
+    assert said == f"{len(timed)} arms train one state by turns, every segment from one snapshot"
+    assert "state" not in facts(tell(results.result()))
 
 
 def test_a_first_step_that_a_cache_shortened_is_not_shown_as_cold() -> None:
