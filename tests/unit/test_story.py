@@ -5,7 +5,7 @@ import re
 import pytest
 
 from e2e import registry
-from e2e.schema.evidence import OpCheck, Origin, SiteRecord
+from e2e.schema.evidence import ModelFacts, OpCheck, Origin, SiteRecord
 from e2e.schema.kernel import Kernel
 from e2e.schema.policy import Budgets, Policy
 from e2e.schema.result import Attempts, CellResult, Region, Regions, Result, Resumption, SetUp, Standing
@@ -133,6 +133,15 @@ def test_what_the_command_line_changed_of_the_policy_is_on_the_first_screen() ->
         "Chosen on the command line: policy strict instead of standard, looks [23] instead of [5, 8, 12], "
         "confidence level 0.95 instead of 0.9779, budget 385 s instead of 900 s"
     ) in marks
+
+
+@pytest.mark.parametrize(
+    ("names", "named"), [(["", "model.norm"], "the model"), (["model.norm", "model.layers.0"], "2 modules")]
+)
+def test_torch_compile_that_was_taken_off_is_on_the_first_screen(names: list[str], named: str) -> None:
+    facts = ModelFacts(model_class="LlamaForCausalLM", parameters=10, dtypes={}, data="text", uncompiled=names)
+    mark = f"TORCH.COMPILE TAKEN OFF {named}: arms are compiled in modes of their own."
+    assert mark in tell(one_cell(model=facts)).marks
 
 
 def test_a_chosen_seed_is_on_the_first_screen_and_a_fresh_one_is_not() -> None:
