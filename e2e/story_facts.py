@@ -81,6 +81,7 @@ def facts_of(result: Result, cell: CellResult, *, is_deciding: bool) -> tuple[tu
         *_lossy(evidence, result.policy),
         *_exam(evidence.exam),
         *_training(evidence.training),
+        *_turns(evidence),
         *(_processes(evidence) if evidence.command_runs else _engagement(evidence.engagement)),
         *(_memory(verdict.memory) if evidence.stage_asked.rank >= Stage.SCREEN.rank else ()),
         *_generation(evidence),
@@ -244,6 +245,13 @@ def _training(check: TrainingCheck | None) -> Facts:
     yield "gradients", text
     if check.paths:
         yield "loss path", "; ".join(map(_loss_path, check.paths))
+
+
+def _turns(evidence: Evidence) -> Facts:
+    """How a training step's arms share what they train."""
+    timed = [arm for arm in evidence.arms if arm.step_s is not None]
+    if evidence.training is not None and timed:
+        yield "state", f"{count(len(timed), 'arm')} train one state by turns, every segment from one snapshot"
 
 
 def _loss_path(path: LossPath) -> str:

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from e2e import registry
-from e2e.schema.evidence import OpCheck, Origin, SiteRecord
+from e2e.schema.evidence import ModelFacts, OpCheck, Origin, SiteRecord
 from e2e.schema.kernel import Kernel
 from e2e.schema.policy import Budgets, Policy
 from e2e.schema.result import Attempts, CellResult, Region, Regions, Result, Resumption, SetUp, Standing
@@ -14,7 +14,7 @@ from e2e.schema.words import Label, Outcome, ReasonCode, Stage, Trust
 from e2e.store import load
 from e2e.story import Story, tell
 from e2e.wording import arm, clean, count, duration, estimate, percent, ratio, size, span
-from tests import results
+from tests import fakes, results
 
 FORMATS = registry.names("reports")
 
@@ -83,6 +83,15 @@ def test_evidence_is_in_plain_words() -> None:
     assert said["cannot see"] == "power draw; page cache state"
 
 
+def test_of_a_training_step_it_is_told_how_its_arms_share_the_state() -> None:
+    evidence = results.evidence().model_copy(update={"training": fakes.training()})
+    cell = CellResult(cell=results.cell(), evidence=evidence, verdict=results.verdict())
+    timed = [arm for arm in evidence.arms if arm.step_s is not None]
+    said = facts(tell(results.result([cell])))["state"]
+    assert said == f"{len(timed)} arms train one state by turns, every segment from one snapshot"
+    assert "state" not in facts(tell(results.result()))
+
+
 def test_a_first_step_that_a_cache_shortened_is_not_shown_as_cold() -> None:
     costs = SetUp(warm_step_s=0.01, baseline_first_step_s=0.4, baseline_warm_step_s=0.01)
     said = facts(tell(results.result(set_up=costs)))["set-up"]
@@ -124,6 +133,15 @@ def test_what_the_command_line_changed_of_the_policy_is_on_the_first_screen() ->
         "Chosen on the command line: policy strict instead of standard, looks [23] instead of [5, 8, 12], "
         "confidence level 0.95 instead of 0.9779, budget 385 s instead of 900 s"
     ) in marks
+
+
+@pytest.mark.parametrize(
+    ("names", "named"), [(["", "model.norm"], "the model"), (["model.norm", "model.layers.0"], "2 modules")]
+)
+def test_torch_compile_that_was_taken_off_is_on_the_first_screen(names: list[str], named: str) -> None:
+    facts = ModelFacts(model_class="LlamaForCausalLM", parameters=10, dtypes={}, data="text", uncompiled=names)
+    mark = f"TORCH.COMPILE TAKEN OFF {named}: arms are compiled in modes of their own."
+    assert mark in tell(one_cell(model=facts)).marks
 
 
 def test_a_chosen_seed_is_on_the_first_screen_and_a_fresh_one_is_not() -> None:
