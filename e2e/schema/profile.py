@@ -64,7 +64,7 @@ class StepProfile(Record):
     kernels: list[TimeRow] | None
     """None without device events: unknown, not none."""
     modules: list[ModuleRow]
-    """Of the eager step; a compiled one has no modules. In training of its forward alone."""
+    """Of the eager step; a compiled one has no modules. In training of its forward, and its optimizer."""
     phases: list[TimeRow] = []
     """Of a training step: forward and the rest, backward, optimizer; in inference none."""
 
