@@ -40,6 +40,7 @@ class NoOpponents:
     """A run that names no kernel adopted earlier."""
 
     adopted = ()
+    sanitizers = ()
 
 
 class Crew:
