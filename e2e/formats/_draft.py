@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from e2e import registry
 from e2e.errors import UsageError
 from e2e.formats import _call, _fields
-from e2e.formats._fields import Path
+from e2e.formats._fields import Mistakes, Path
 from e2e.formats._names import check_op, check_patched, shown_spec
 from e2e.formats._source import Source, pick_entry, same_name, scan
 from e2e.schema.kernel import LAYOUTS, OTHER_OPS, Manifest
@@ -23,6 +23,10 @@ _STAND_INS = {"op": "unknown", "entry": "unknown", "binding": "tvm-ffi"}
 """For fields that the source can fill in, and did not."""
 _OF_CALLS = {"args", "prepare", "layout", "outputs", "ranks", "mutates", "constraints", "launch", "flags"}
 """Fields about what an entry is called with."""
+
+
+_OF_FUNCTIONS = {"entry", "args", "outputs", "saves", "workspace", "prepare", "prepared", "backward", "launch"}
+"""Fields that say what the source's functions are called with."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ class Draft:
         self.path = PurePath(spec)
         self.data: dict[str, Any] = dict(block.data) if block else {}
         self.mistakes: list[tuple[int, str]] = []
+        self.wrong: set[str] = set()
+        """Fields with mistakes."""
         self.source = source = self._scan(text)
         if self.data.get("kind") == "module":
             self._fill_module()
@@ -58,7 +64,6 @@ class Draft:
         Raises:
             UsageError: every mistake, in file order.
         """
-        broken: set[str] = set()
         try:
             manifest = Manifest.model_validate(self.data)
         except ValidationError as error:
@@ -69,7 +74,8 @@ class Draft:
             broken = {str(item["loc"][0]) for item in error.errors() if item["loc"]}
             kept = {**_STAND_INS, **{name: value for name, value in self.data.items() if name not in broken}}
             manifest = Manifest.model_validate(kept)
-        self._cross_check(manifest, broken)
+            self.wrong |= broken
+        self._cross_check(manifest)
         if self.mistakes:
             ordered = sorted(dict.fromkeys(self.mistakes), key=lambda mistake: mistake[0])
             raise UsageError("\n".join(message for _, message in ordered))
@@ -138,24 +144,23 @@ class Draft:
         if isinstance(entry, dict) and entry and "dtypes" not in self.data:
             self.data["dtypes"] = list(entry)
 
-    def _cross_check(self, manifest: Manifest, broken: set[str]) -> None:
-        """The fields against one another, then against op and source; `broken` ones are reported already."""
-        before = len(self.mistakes)
-        for path, message in _fields.mistakes_of(manifest, self.path.suffix):
-            if path[0] not in broken:
-                self._mistake(path, message)
-        if broken or len(self.mistakes) > before or self._names_op_wrongly:
-            return  # what a call looks like is not known then
+    def _cross_check(self, manifest: Manifest) -> None:
+        """The fields against one another, then against op and source; what is wrong with a field is said once."""
+        self._tell(_fields.mistakes_of(manifest, self.path.suffix))
+        if self.wrong & {"op", "kind", "binding"}:
+            return  # then it is not known what a call looks like
         signature = None if manifest.kind == "patch" else signature_of(manifest.op)
-        for path, message in _call.mistakes_of(manifest, signature, self.source):
-            self._mistake(path, message)
+        self._tell(_call.mistakes_of(manifest, signature, None if self.wrong & _OF_FUNCTIONS else self.source))
 
-    @property
-    def _names_op_wrongly(self) -> bool:
-        return any(f": {field}: " in message for _, message in self.mistakes for field in ("op", "kind"))
+    def _tell(self, found: Mistakes) -> None:
+        before = frozenset(self.wrong)
+        for path, message in found:
+            if path[0] not in before:
+                self._mistake(path, message)
 
     def _mistake(self, path: Path | str, message: str) -> None:
         path = (path,) if isinstance(path, str) else path
+        self.wrong.add(str(path[0]))
         lines, line = (self.block.lines, self.block.line) if self.block else ({}, 1)
         for end in range(1, len(path) + 1):
             line = lines.get(path[:end], line)

@@ -279,6 +279,19 @@ def read(folder: Path, name: str, rows: tuple[str, ...], source: str, op: str = 
     return read_kernel(str(folder / name), op=None)
 
 
+def test_mistakes_of_all_kinds_are_told_at_once(tmp_path: Path) -> None:
+    rows = ("entry: nrom", "ranks: {x: 99}", "dtypes: [float8]", 'constraints: ["hiden > 2"]', "flags: [-O3]")
+    messages = refused(tmp_path, "k.py", (*rows, "prepare: nope"), PY)
+    assert [
+        "58: entry: no function 'nrom' in this file; did you mean 'norm'?",
+        "59: ranks.x: must be from 1 to 8, not 99",
+        "60: dtypes[0]: must be 'float32', 'float16' or 'bfloat16', not 'float8'; did you mean 'float32'?",
+        "61: constraints[0]: rms_norm has no dimension 'hiden'; did you mean 'hidden'?",
+        "62: flags: only for C++ and CUDA sources; nothing compiles a .py file",
+        "63: prepare: no function 'nope' in this file",
+    ] == [message.removeprefix(f"{tmp_path}/k.py:").partition("; known")[0] for message in messages]
+
+
 @pytest.mark.parametrize(("rows", "line", "said"), OF_CPP)
 def test_a_mistake_in_the_block_of_a_cpp_file_is_told(
     tmp_path: Path, rows: tuple[str, ...], line: int, said: str
