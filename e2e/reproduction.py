@@ -179,7 +179,8 @@ def _imports(binding: str, *parts: str) -> str:
     own = [_LOADERS[binding], "import torch"] + (["import torch.nn.functional as F"] if "F." in said else [])
     names = ("AutoConfig", "AutoModelForCausalLM", "DynamicCache", "StaticCache")
     used = ", ".join(name for name in names if name in said)
-    return "\n".join([*sorted(own, key=str.split), f"from transformers import {used}"])
+    registering = ["from torch import library"] if "library.define(" in said else []
+    return "\n".join([*sorted(own, key=str.split), *registering, f"from transformers import {used}"])
 
 
 def _kernel(kernel: Kernel, op: _Op, device: str, dtype: DType, *, is_compiled: bool) -> str:
@@ -218,9 +219,9 @@ def _kernel(kernel: Kernel, op: _Op, device: str, dtype: DType, *, is_compiled: 
     else:
         lines += [f"    return {entry}({call})"]
     if is_compiled:
-        lines += ["", "", f'torch.library.define("reproduction::kernel", "{op.schema}")']
-        lines += [f'torch.library.impl("reproduction::kernel", "{device}", kernel)']
-        lines += [f'torch.library.register_fake("reproduction::kernel", lambda {call}: {op.out})']
+        lines += ["", "", f'library.define("reproduction::kernel", "{op.schema}")']
+        lines += [f'library.impl("reproduction::kernel", "{device}", kernel)']
+        lines += [f'library.register_fake("reproduction::kernel", lambda {call}: {op.out})']
     return "\n".join(lines)
 
 
