@@ -403,8 +403,9 @@ def test_inputs_that_failed_are_kept_and_one_command_shows_the_failure_again(
     (tmp_path / "wrong_row.py").write_text(WRONG_ROW)
     ended = validate(tmp_path / "wrong_row.py")
     assert (ended.code, ended.reasons[0]) == (12, "op_error_exceeded")
-    place = ended.result.reasons[0].where.position
-    assert place is not None and "the last 1 of" in place
+    assert ended.result.reasons[0].where.position is not None
+    captured = [check for check in ended.result.cells[0].evidence.op_checks if check.label == "captured"]
+    assert all("the last 1 of 32 rows" in str(check.position) for check in captured)
     assert ended.result.feedback is not None
     (again,) = [action for action in ended.result.feedback.next_actions if action.kind == "reproduce"]
     command = shlex.split(str(again.command))
