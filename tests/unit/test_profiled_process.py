@@ -154,9 +154,8 @@ def test_the_process_finds_keeps_and_times_one_op_after_the_other(tmp_path: Path
     assert (norm.status, linear.status) == ("measured", "measured")
     assert linear.ceiling is not None
     assert norm.ceiling is not None
-    assert linear.ceiling.point_estimate > norm.ceiling.point_estimate, "products are most of the step on any machine"
-    assert norm.stopwatch_ratio is not None
-    assert 0 < norm.stopwatch_ratio < 1
+    assert norm.stopwatch_ratio is not None and linear.stopwatch_ratio is not None
+    assert 0 < norm.stopwatch_ratio < linear.stopwatch_ratio < 1, "products are most of the step on any machine"
     assert [item.name for item in norm.alternatives if item.speedup is not None] == ["F.rms_norm"]
     step = found.steps[0]
     assert (step.kernels, step.idle_ratio) == (None, None)

@@ -104,6 +104,7 @@ def test_in_the_sandbox_what_libraries_keep_goes_to_the_candidates_own_folder(
     monkeypatch.setenv("HF_TOKEN", "s3cret")
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
     monkeypatch.delenv("HF_HOME", raising=False)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     made = crew(tmp_path)
     inside, outside = (made._zygotes[clean].environment for clean in (False, True))  # type: ignore[attr-defined]
     assert "HF_TOKEN" not in inside
