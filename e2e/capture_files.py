@@ -49,7 +49,7 @@ def _path(given: str, op: str) -> Path:
     try:
         folder = find(given)
     except StoredRunError as error:
-        raise UsageError(f"--captures: {error.message}; give a {SUFFIX} file, or a run of `e2e profile`") from error
+        raise UsageError(f"--captures {given}: no {SUFFIX} file, and no run of `e2e profile`") from error
     path = folder / FOLDER / file_name(op)
     if not path.is_file():
         held = sorted(item.stem for item in (folder / FOLDER).glob(f"*{SUFFIX}"))

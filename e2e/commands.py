@@ -26,6 +26,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from e2e.errors import E2EError
+from e2e.handed import content_of
 from e2e.integrity.isolation import die_with_parent, without_secrets
 from e2e.schema.command import REPORT, CommandReport
 from e2e.schema.words import ReasonCode
@@ -255,11 +256,8 @@ def _printed(log: Path) -> str:
 
 
 def _report(folder: Path, log: Path) -> CommandReport:
-    place = folder / REPORT
     try:
-        if place.stat().st_size > MOST_BYTES:
-            raise CommandFault(f"its report is larger than {MOST_BYTES:,} bytes", kind="exited")
-        return CommandReport.model_validate_json(place.read_bytes())
+        return CommandReport.model_validate_json(content_of(folder / REPORT, limit=MOST_BYTES))
     except OSError as error:
         message = f"it ended without a report: no {REPORT} in the folder E2E_OUT (`e2e.external.report` writes it)"
         raise CommandFault(message + _printed(log), kind="exited") from error
@@ -267,6 +265,8 @@ def _report(folder: Path, log: Path) -> CommandReport:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the whole"
         raise CommandFault(f"its {REPORT} cannot be read: {where}: {first['msg']}", kind="exited") from error
+    except ValueError as error:
+        raise CommandFault(f"its {REPORT} cannot be read: {error}", kind="exited") from error
 
 
 def _outputs(folder: Path, report: CommandReport) -> Outputs:
@@ -290,12 +290,12 @@ def _tensors(path: Path) -> dict[str, Sequence[float]]:
     """Every tensor of a safetensors file, flat.
 
     Raises:
-        ValueError, KeyError, TypeError, AttributeError: it is none.
+        OSError, ValueError, KeyError, TypeError, AttributeError: it is none, or cannot be read.
     """
-    if path.stat().st_size > MOST_BYTES:
-        raise ValueError(f"larger than {MOST_BYTES:,} bytes")
-    whole = path.read_bytes()
+    whole = content_of(path, limit=MOST_BYTES)
     length = int.from_bytes(whole[:8], "little")
+    if not 0 < length <= len(whole) - 8:
+        raise ValueError(f"its header is said to have {length:,} bytes, and the file has {len(whole):,}")
     header, data = json.loads(whole[8 : 8 + length]), memoryview(whole)[8 + length :]
     found: dict[str, Sequence[float]] = {}
     for name, item in header.items():

@@ -46,7 +46,7 @@ def compare(first: Result, second: Result) -> Story:
     """The story of two runs.
 
     Raises:
-        UsageError: they cannot be compared; the message has everything that differs.
+        UsageError: they cannot be compared; the message has what differs.
     """
     barriers, environment, kernels = (
         _barriers(first, second),
@@ -85,6 +85,9 @@ def _question(environment: Sequence[str], kernels: Sequence[str]) -> str:
 
 # ---- What differs
 
+_FIELDS_TOLD = 5
+"""Differing fields that a refusal names: two workloads of other models differ in dozens."""
+
 
 def _barriers(first: Result, second: Result) -> list[str]:
     found = []
@@ -97,7 +100,8 @@ def _barriers(first: Result, second: Result) -> list[str]:
     if first.method != second.method:
         found.append(f"measured by method {first.method} and {second.method}")
     if fields := list(_fields(first, second)):
-        found.append(f"other workloads ({', '.join(fields)})")
+        more = [f"and {len(fields) - _FIELDS_TOLD} more"] if len(fields) > _FIELDS_TOLD else []
+        found.append(f"other workloads ({', '.join([*fields[:_FIELDS_TOLD], *more])})")
     elif [cell.cell for cell in first.cells] != [cell.cell for cell in second.cells]:
         found.append("not the same cells were finished")
     return found

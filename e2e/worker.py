@@ -66,11 +66,19 @@ def _answer(worker: Handlers, message: dict[str, Any]) -> dict[str, Any]:
 def _describe(error: BaseException) -> str:
     last = traceback.extract_tb(error.__traceback__)[-1:]
     where = f" ({Path(last[0].filename).name}:{last[0].lineno})" if last else ""
-    return f"{type(error).__name__}: {str(error).strip()[:1500]}{where}"
+    return f"{type(error).__name__}: {_said(error).strip()[:1500]}{where}"
+
+
+def _said(error: BaseException) -> str:
+    """Its message; a candidate's own exception may raise even there."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  worker edge, as above
+        return "(its message cannot be read)"
 
 
 def _code(error: BaseException) -> str | None:
-    text = str(error).lower()
+    text = _said(error).lower()
     if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in text or "bad_alloc" in text:
         return "out_of_memory"
     return None

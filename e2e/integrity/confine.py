@@ -3,8 +3,8 @@
     python -I -S confine.py WRITABLE... -- COMMAND...
 
 It starts inside namespaces of its own (`sandbox.py`), as their root. All files become read-only but for the folders
-named; shared memory is private and empty; no capability is left, so that none of it can be undone. Nothing of e2e is
-imported: what runs here runs before anything else.
+named, the system's settings below /proc among them; shared memory and `/run` are private and empty; no capability is
+left, so that none of it can be undone. Nothing of e2e is imported: what runs here runs before anything else.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _CAPABILITY_VERSION = 0x20080522
 _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
 _KEPT = ("/proc",)
 """Written to by whoever names its threads or resets its peak memory; it shows this namespace's processes only."""
-_SHARED_MEMORY = "/dev/shm"
+_SYSTEM = tuple(f"/proc/{name}" for name in ("acpi", "bus", "fs", "irq", "scsi", "sys", "sysrq-trigger"))
+"""Of the machine and not of a process: root needs no capability to write there."""
+_COVERED = ("/dev/shm", "/run")
+"""Shared memory, and sockets of the machine's services, which a read-only file system keeps nobody from."""
 
 
 def main(arguments: list[str]) -> None:
@@ -42,8 +45,12 @@ def main(arguments: list[str]) -> None:
     _set(libc, "/", _RECURSIVE, wanted=_RDONLY, dropped=0)
     for folder in (*writable, *_KEPT):
         _set(libc, folder, 0, wanted=0, dropped=_RDONLY)
-    if os.path.isdir(_SHARED_MEMORY):
-        _done(libc.mount(b"tmpfs", _SHARED_MEMORY.encode(), b"tmpfs", 0, b"mode=1777"), _SHARED_MEMORY)
+    for place in filter(os.path.exists, _SYSTEM):
+        _done(libc.mount(place.encode(), place.encode(), None, _MS_BIND, None), place)
+        _set(libc, place, 0, wanted=_RDONLY, dropped=0)
+    for place in filter(os.path.isdir, _COVERED):
+        if not any(os.path.realpath(folder).startswith(f"{place}/") for folder in writable):
+            _done(libc.mount(b"tmpfs", place.encode(), b"tmpfs", 0, b"mode=1777"), place)
     _drop_capabilities(libc)
     os.execvp(command[0], command)
 

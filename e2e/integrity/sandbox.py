@@ -16,16 +16,17 @@ CONFINE = Path(__file__).with_name("confine.py")
 _PROBE = """
 import os, socket, sys
 inside, outside = sys.argv[1:3]
+closed = [outside, "/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger"]
 holds = (
-    os.access(inside, os.W_OK) and not os.access(outside, os.W_OK)
+    os.access(inside, os.W_OK) and not any(os.access(place, os.W_OK) for place in closed)
     and all(name == "lo" for _, name in socket.if_nameindex())
     and os.getpid() == 1
     and "CapEff:\\t0000000000000000\\n" in open("/proc/self/status").read()
 )
 sys.exit(not holds)
 """
-"""Whether the folder can be written and the one around it cannot, nothing leads outside, processes are a tree of their
-own, and no capability is left to undo that."""
+"""Whether the folder can be written, the one around it and the system's own settings cannot, nothing leads outside,
+processes are a tree of their own, and no capability is left to undo that."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ def _sandboxes(writable: Sequence[Path]) -> Mapping[str, list[str]]:
 
 def _ways(writable: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     open_again = [word for folder in writable for word in ("--bind", folder, folder)]
-    read_only = ["--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev", "--tmpfs", "/dev/shm", "--proc", "/proc"]
+    read_only = ["--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev", "--tmpfs", "/dev/shm", "--tmpfs", "/run"]
+    read_only += ["--proc", "/proc"]
     alone = ["--unshare-pid", "--as-pid-1", "--unshare-net", "--die-with-parent", "--cap-drop", "ALL"]
     yield "bwrap", ["bwrap", *read_only, *open_again, *alone, "--"]
     own = ["unshare", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc", "--net"]

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from e2e.errors import CandidateError
+from e2e.handed import need_plain
 from e2e.protocols import OpCall, mapped, tensors_of
 from e2e.schema.evidence import UNUSUAL
 
@@ -119,6 +120,7 @@ def read_outputs(path: Path, device: str, *names: str) -> dict[str, Tensor]:
         CandidateError: `tampered`: it is not what that process was asked to write.
     """
     try:
+        need_plain(path)
         found: dict[str, Any] = load_file(path, device=device)
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise CandidateError(f"the candidate's outputs cannot be read: {error}", code="tampered") from error

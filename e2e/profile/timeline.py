@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from e2e.handed import UnreadableFile, content_of
 from e2e.profile.spans import Span, common, gaps, holds, length_of, merged
 from e2e.schema.evidence import KernelTime, TraceRecord
 from e2e.units import Seconds
@@ -113,12 +114,12 @@ def store(raw: Path, folder: Path, *, arm: str, steps: int) -> Timeline:
     Raises:
         ValueError: the trace is too large, or is not a trace.
     """
-    if not raw.is_file():  # a pipe in its place would block for ever
-        raise ValueError(f"the trace of {arm} was not written")
-    if raw.stat().st_size > MAX_TRACE_BYTES:
-        raise ValueError(f"the trace of {arm} has {raw.stat().st_size} bytes; the limit is {MAX_TRACE_BYTES}")
     try:
-        content = json.loads(raw.read_bytes())
+        content = json.loads(content_of(raw, limit=MAX_TRACE_BYTES))
+    except OSError as error:
+        raise ValueError(f"the trace of {arm} was not written") from error
+    except UnreadableFile as error:
+        raise ValueError(f"the trace of {arm} was not read: {error}") from error
     except RecursionError as error:
         raise ValueError(f"the trace of {arm} is nested too deeply") from error
     events = content.get("traceEvents") if isinstance(content, dict) else None

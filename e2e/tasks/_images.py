@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
+from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 import torch
@@ -110,6 +110,8 @@ def _array(path: Path, name: str) -> Sequence[Callable[[], Tensor]]:
     """Every image of (N, H, W) or (N, H, W, C): bytes, or numbers from 0 to 1."""
     if not path.is_file():
         raise UsageError(f"data.path: no file {path}")
+    if not is_zipfile(path):
+        raise UsageError(f"data.path: {path} is no .npz, which is an archive of arrays (`numpy.savez`)")
     try:
         with np.load(path, allow_pickle=False) as file:
             if name not in file:

@@ -100,7 +100,9 @@ def _from_hub(data: DataSpec, field: str) -> list[str]:
 
 def _text_in(record: Any, field: str, where: str) -> str:
     found = record.get(field) if isinstance(record, dict) else None
-    if not isinstance(found, str):
+    if found is not None and not isinstance(found, str):
+        raise UsageError(f"data.field: {where}: {field!r} is no text, but of the type {type(found).__name__}")
+    if found is None:
         named = ", ".join(map(str, record)) if isinstance(record, dict) else type(record).__name__
         raise UsageError(f"data.field: {where} has no text {field!r}; it has: {named}")
     return found

@@ -150,3 +150,14 @@ def test_a_sandbox_in_which_cuda_does_not_start_is_not_used(inside: Path) -> Non
 def test_a_namespace_is_no_sandbox() -> None:
     found = namespace(cuda=False)
     assert (found.is_sandbox, found.has_namespace) == (False, bool(namespace_prefix(cuda=False)))
+
+
+def test_the_systems_own_settings_and_its_services_sockets_are_out_of_reach(tmp_path: Path) -> None:
+    confinement = sandbox([tmp_path], cuda=False)
+    if confinement is None:
+        pytest.skip("no sandbox works here")
+    look = "import os; print(os.access('/proc/sys/kernel/core_pattern', os.W_OK), os.listdir('/run'))"
+    done = subprocess.run(
+        [*confinement.prefix, sys.executable, "-S", "-c", look], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "False []\n"

@@ -162,7 +162,7 @@ def test_a_folder_of_images_is_read_in_the_order_of_names(tmp_path: Path) -> Non
         ("empty", "no images in"),
         ("flat.npz", r"images has the shape \(4,\)"),
         ("other.npz", "has no array 'images'; it has: pixels"),
-        ("broken.npz", "cannot be read"),
+        ("broken.npz", "is no .npz"),
         ("colour.npz", "images have 3 channels, and the model takes 1"),
         ("shots", r"a\.png cannot be read"),
     ],
