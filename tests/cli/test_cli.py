@@ -170,7 +170,7 @@ def test_only_the_flags_of_this_version_exist_for_check_and_new() -> None:
         (["kernels/rmsnorm.cpp", "--device", "gpu"], 2, "--device gpu"),
         (["kernels/rmsnorm.cpp", "--seed", "-1"], 2, "--seed"),
         (["kernels/rmsnorm.cpp", "--captures", "none"], 2, "no .safetensors file, and no run of `e2e profile`"),
-        (["kernels/rmsnorm.cpp", "--captures", "README.md"], 2, "is not a run"),
+        (["kernels/rmsnorm.cpp", "--captures", "README.md"], 2, "no .safetensors file, and no run"),
         (["kernels/rmsnorm_triton.py", "--device", "cuda:99"], 6, "CUDA device"),
         ([], 2, "SPEC"),
     ],
