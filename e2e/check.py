@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 from e2e import guard
 from e2e.assembly import near
+from e2e.building import compiled
 from e2e.cache import cache_folder
 from e2e.capture_files import Captures, find_captures
 from e2e.configuration import load_policy
@@ -22,7 +23,6 @@ from e2e.exam import SEED_SPACE
 from e2e.judge import judge
 from e2e.measure.devices import Device, find_device, reserved
 from e2e.measure.machine import thread_count
-from e2e.pipeline import compiled
 from e2e.processes import Worker
 from e2e.protocols import Progress
 from e2e.reading import read_kernel

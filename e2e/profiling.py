@@ -14,8 +14,9 @@ from e2e.errors import E2EError, UsageError
 from e2e.formats._names import check_op
 from e2e.invocation import Invocation
 from e2e.kernel_template import Language, templates
+from e2e.loading import load_without_kernel
 from e2e.measure.devices import reserved
-from e2e.pipeline import course_of, load_without_kernel
+from e2e.outset import course_of
 from e2e.protocols import Progress
 from e2e.request import Loaded, Request
 from e2e.schema.kernel import OF_MODELS, PATCH

@@ -12,9 +12,10 @@ from e2e.arm_names import AS_SHIPPED
 from e2e.cache import cache_folder
 from e2e.errors import INTERNAL_FAULT, INTERRUPTED, UsageError
 from e2e.formats._names import check_op
+from e2e.loading import load_without_kernel
 from e2e.measure.devices import reserved
 from e2e.measure.machine import Watch
-from e2e.pipeline import course_of, load_without_kernel
+from e2e.outset import course_of
 from e2e.protocols import Progress
 from e2e.request import Loaded, Request
 from e2e.schema.evidence import Telemetry

@@ -12,8 +12,10 @@ from types import TracebackType
 from typing import Self
 
 from e2e import pipeline, store
+from e2e.building import build_all
 from e2e.judge import judge
-from e2e.pipeline import course_of, load
+from e2e.loading import load
+from e2e.outset import course_of
 from e2e.progress import PlainProgress
 from e2e.request import Request
 from e2e.schema.evidence import Evidence
@@ -83,7 +85,7 @@ class Range:
         course.crew.writable = (self._folder,)  # and runs whose folders come later
         self._lend_zygotes(course)
         try:
-            pipeline._build(course, loaded, run)
+            build_all(course, loaded, run)
             if not course.evidence.faults:
                 pipeline._stages(course, pipeline.STAGES)
         finally:

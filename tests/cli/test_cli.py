@@ -17,7 +17,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from e2e import attempts, pipeline, profile_store, store
+from e2e import attempts, loading, pipeline, profile_store, store
 from e2e.cli import _request, app, run
 from e2e.request import Loaded, Request
 from e2e.schema.result import METHOD
@@ -514,7 +514,7 @@ def test_a_cuda_kernel_that_cannot_run_here_is_sent_elsewhere(
 def test_what_is_only_built_is_asked_for_no_device(monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
     monkeypatch.chdir(REPOSITORY)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    loaded = pipeline.load(Request("tiny_llama_infer", (f"kernels/{kernel}",), until=Stage.BUILD))
+    loaded = loading.load(Request("tiny_llama_infer", (f"kernels/{kernel}",), until=Stage.BUILD))
     assert (loaded.device.name, loaded.device.arch) == ("cuda", None)
 
 
@@ -618,7 +618,7 @@ def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "_build", interrupted)
+        patch.setattr(pipeline, "build_all", interrupted)
         assert run([*arguments, "--op", "rms_norm", "--out", str(tmp_path / "out"), "--json"]) == 130
     return tmp_path / "out" / json.loads(capsys.readouterr().out)["run_id"]
 
@@ -718,7 +718,7 @@ def test_a_repeat_asks_the_same_to_the_end_with_a_fresh_seed_in_its_own_size(bui
     typed = ["--repeat", str(built), "--workers", "9", "--budget", "333"]
     command = typer.main.get_command(app).commands["validate"]  # type: ignore[attr-defined]
     request = _request(command.make_context("validate", typed, obj=("validate", *typed)))
-    loaded = pipeline.load(request)
+    loaded = loading.load(request)
     assert (request.until, request.op, request.out) == (Stage.VERDICT, "rms_norm", built.parent)
     assert (loaded.policy.looks, loaded.policy.level, loaded.policy.budgets.cell_s) == ([9], 0.95, 333)
     assert loaded.kernels == (first.kernels[0],)
@@ -743,7 +743,7 @@ def test_a_repeat_of_a_kernel_that_was_changed_or_moved_is_refused(
 
 def requested(*typed: str) -> Loaded:
     command = typer.main.get_command(app).commands["validate"]  # type: ignore[attr-defined]
-    return pipeline.load(_request(command.make_context("validate", list(typed), obj=("validate", *typed))))
+    return loading.load(_request(command.make_context("validate", list(typed), obj=("validate", *typed))))
 
 
 def test_again_is_the_same_kernel_workload_and_policy_with_a_fresh_seed(built: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from e2e import pipeline, registry
+from e2e import building, registry
 from e2e.arms import Arena
 from e2e.bound import Candidate, Part, bound_to
 from e2e.configuration import load_workload
@@ -40,7 +40,7 @@ AGREES = 1.05
 def test_its_ratio_is_the_one_that_e2es_own_arms_show(tiny_workload: Path, tmp_path: Path) -> None:
     kernel = read_kernel(str(KERNEL), op=None)
     loaded = load_workload(str(tiny_workload))
-    built = pipeline.compiled(kernel, find_device("cpu", kernel_device="cpu"), timeout_s=120)
+    built = building.compiled(kernel, find_device("cpu", kernel_device="cpu"), timeout_s=120)
     assert isinstance(built, Built)
     (cell,) = cells_of(loaded.workload)
     session = registry.load("tasks", "causal-lm").open(

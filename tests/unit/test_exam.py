@@ -11,7 +11,7 @@ from e2e import exam
 from e2e.configuration import LoadedWorkload
 from e2e.exam import SEED_SPACE, USES, Exam, draw, identity_of
 from e2e.measure.devices import Device
-from e2e.pipeline import exam_of
+from e2e.outset import exam_of
 from e2e.request import Loaded, Request
 from e2e.schema.words import Stage
 from tests import results

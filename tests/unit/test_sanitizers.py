@@ -11,10 +11,10 @@ import pytest
 
 from e2e import registry
 from e2e.builders._sanitize import sanitizing
+from e2e.building import compiled
 from e2e.errors import EnvironmentFault, UsageError
 from e2e.measure.devices import Device
 from e2e.numerics.captures import Captured, save_calls
-from e2e.pipeline import compiled
 from e2e.protocols import BuildTarget, Built
 from e2e.reading import read_kernel
 from e2e.sanitizers import COMPUTE, Sanitizers, Surroundings, Tool, _findings, _ran, faults_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from e2e import pipeline
+from e2e import building, pipeline
 from e2e.crew import Deadline
 from e2e.errors import EnvironmentFault, UsageError
 from e2e.measure.schedule import SeedSource
@@ -180,7 +180,7 @@ def test_a_build_that_was_complete_is_looked_up_and_no_stage_is_done_twice(
     monkeypatch.setattr(pipeline, "_is_final", lambda course: False)
     going = course(stage_finished=Stage.SCREEN)
     before = going.evidence
-    pipeline._build(going, loaded=NoOpponents(), run=None)  # type: ignore[arg-type]
+    building.build_all(going, loaded=NoOpponents(), run=None)  # type: ignore[arg-type]
     assert before == going.evidence
     pipeline._stages(going, pipeline.STAGES)
     assert [Stage.VERDICT] == did
