@@ -80,8 +80,6 @@ class Workers:
     members: list[Member]
     adopted: dict[str, Built] = field(default_factory=dict)
     """Kernels adopted earlier, which the policy names as opponents; by their arms' alternative."""
-    writable: tuple[Path, ...] = ()
-    """Folders beside its own that a candidate may write to."""
     confined: bool = False
     """Whether nothing can outlive the zygotes."""
     sandboxed: bool = False
@@ -114,7 +112,7 @@ class Workers:
             self._no_sandbox = "the policy has `sandbox: false`"
             return None
         caches.mkdir(parents=True, exist_ok=True)
-        return sandbox([shared(self.scratch), caches, *self.writable], cuda=self.device != "cpu")
+        return sandbox([shared(self.scratch), caches], cuda=self.device != "cpu")
 
     def _start(self, clean: bool, confinement: Confinement) -> None:
         if not clean:

@@ -25,7 +25,9 @@ from e2e.stages.course import Course
 from tests import tiny
 from tests.cheats.fixtures import Fixture, Seen
 
-_QUICK = "warm_steps: 3\n"
+_QUICK = "warm_steps: 3\nsandbox: false\n"
+"""Zygotes that serve many runs write where a sandbox made for the first lets nobody; and what is caught has to be caught
+where there is none."""
 
 
 class Range:
@@ -82,7 +84,6 @@ class Range:
         run = store.Run(scratch)
         course = course_of(loaded, cells_of(loaded.workload.workload)[0], run, self._silent, scratch)
         course.crew.compiles = True  # the zygotes serve runs that compile, too
-        course.crew.writable = (self._folder,)  # and runs whose folders come later
         self._lend_zygotes(course)
         try:
             build_all(course, loaded, run)
@@ -100,7 +101,6 @@ class Range:
         else:
             lender = self._crew.crew
             course.crew._zygotes, course.crew.confined = lender._zygotes, lender.confined
-            course.crew.sandboxed, course.crew._has_opened = lender.sandboxed, True
             course.crew.starts_cold = dict(lender.starts_cold)
         self._crew = course
 
