@@ -26,8 +26,8 @@ from tests import tiny
 from tests.cheats.fixtures import Fixture, Seen
 
 _QUICK = "warm_steps: 3\nsandbox: false\n"
-"""Zygotes that serve many runs write where a sandbox made for the first lets nobody; and what is caught has to be caught
-where there is none."""
+"""Zygotes that serve many runs write where a sandbox made for the first lets nobody; and what is caught has to be
+caught where there is none."""
 
 
 class Range:
