@@ -22,9 +22,10 @@ _MICRO = 1e6
 _SMALLEST_S = 5e-8
 """A line of less is not worth reading; it is part of what is unexplained."""
 _IDLE = 0.2
-"""A device that rests for more of the step in both arms waits for the host: saving device time saves little."""
+"""A device that rests for more of the step in both arms waits for the host: saving device time saves little. Chosen,
+not measured."""
 _CLOCK = 0.002
-"""Mean clocks of two arms that differ by less are alike."""
+"""Mean clocks of two arms that differ by less are alike. Chosen, not measured."""
 _WHAT: dict[Cause, str] = {
     "op": "the op in the step",
     "neighbours": "the same work beside the op takes longer or shorter",

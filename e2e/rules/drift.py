@@ -16,7 +16,7 @@ NOTED = 1.25
 _FEWEST_LAYERS = 3
 """With fewer a straight line says nothing."""
 _JUMP = 2.0
-"""Times the ratio before it, from which a layer is named."""
+"""Times the ratio before it, from which a layer is named. Chosen, not measured."""
 
 
 def drifts(case: Case) -> Iterator[Reason]:

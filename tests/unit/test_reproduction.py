@@ -59,7 +59,7 @@ def imported(text: str) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("name", ["h200-prefill", "h200-prefill-short", "h200-decode"])
+@pytest.mark.parametrize("name", ["h200-prefill", "h200-decode"])
 def test_a_stored_runs_script_is_one_short_page_of_python_without_e2e(name: str) -> None:
     result = load(RESULTS / name)
     text = text_of(result)
