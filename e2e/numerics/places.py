@@ -13,7 +13,8 @@ from e2e.numerics.compare import judge_op, stray
 from e2e.protocols import outputs_of
 
 MUCH = 4.0
-"""Times the allowed relative error: a number that errs more is wrong, whatever its neighbours do. Chosen, not measured."""
+"""Times the allowed relative error: a number that errs more is wrong, whatever its neighbours do. Chosen, not
+measured."""
 _MOST = 0.5
 """Share of a row, or of everything, from which it is called wrong as a whole. Chosen, not measured."""
 
